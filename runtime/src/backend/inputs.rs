@@ -1,0 +1,171 @@
+//! Everything that changes from step to step, in one buffer of `u32` words with aligned ranges.
+//!
+//! Invariant: ranges have fixed offsets for the life of a plan (capture and cached bind groups depend on it); the counts
+//! in the header say how much of each range is in use. Written by `runner`, uploaded once per step.
+
+use super::Bucket;
+
+/// Where each range of the input buffer starts, in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct InputLayout {
+    /// The sizes that the ranges hold.
+    pub bucket: Bucket,
+    /// Block-table entries per row.
+    pub max_blocks_per_row: u32,
+    /// Tokens per block.
+    pub block_size: u32,
+    token_ids: usize,
+    positions: usize,
+    slot_map: usize,
+    row_starts: usize,
+    kv_lens: usize,
+    logit_rows: usize,
+    block_tables: usize,
+    num_words: usize,
+}
+
+impl InputLayout {
+    const HEADER_WORDS: usize = 4;
+
+    /// Lays the ranges out; each starts at a multiple of `align_words`.
+    pub fn new(bucket: Bucket, max_blocks_per_row: u32, block_size: u32, align_words: usize) -> Self {
+        let mut next = 0;
+        let mut range = |words: usize| {
+            let start = next;
+            next = (next + words).next_multiple_of(align_words.max(1));
+            start
+        };
+        let (tokens, rows) = (bucket.tokens as usize, bucket.rows as usize);
+        range(Self::HEADER_WORDS);
+        Self {
+            bucket,
+            max_blocks_per_row,
+            block_size,
+            token_ids: range(tokens),
+            positions: range(tokens),
+            slot_map: range(tokens),
+            row_starts: range(rows + 1),
+            kv_lens: range(rows),
+            logit_rows: range(bucket.logit_rows as usize),
+            block_tables: range(rows * max_blocks_per_row as usize),
+            num_words: range(0),
+        }
+    }
+}
+
+/// One step's inputs. Slices returned by the getters cover what is in use, without padding.
+#[derive(Clone, Debug)]
+pub struct StepInputs {
+    layout: InputLayout,
+    words: Vec<u32>,
+}
+
+impl StepInputs {
+    /// An empty step of this layout.
+    pub fn new(layout: InputLayout) -> Self {
+        Self { layout, words: vec![0; layout.num_words] }
+    }
+
+    /// Where things are.
+    pub fn layout(&self) -> &InputLayout {
+        &self.layout
+    }
+
+    /// The whole buffer, for one upload. Words 0, 1, 2: number of tokens, rows, logit rows in use.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// Tokens in use.
+    pub fn num_tokens(&self) -> usize {
+        self.words[0] as usize
+    }
+
+    /// Rows in use.
+    pub fn num_rows(&self) -> usize {
+        self.words[1] as usize
+    }
+
+    /// Logit rows in use.
+    pub fn num_logit_rows(&self) -> usize {
+        self.words[2] as usize
+    }
+
+    /// Forgets the last step.
+    pub fn clear(&mut self) {
+        self.words[..InputLayout::HEADER_WORDS].fill(0);
+        self.words[self.layout.row_starts] = 0;
+    }
+
+    /// Appends one row that computes `token_ids` at positions from `start`, with its whole block table.
+    ///
+    /// # Panics
+    /// When the bucket is full or the table does not cover the positions: the runner's bound was wrong.
+    pub fn push_row(&mut self, token_ids: impl ExactSizeIterator<Item = u32>, start: u32, block_table: &[u32]) {
+        let (layout, first, row) = (self.layout, self.num_tokens(), self.num_rows());
+        let num_new = token_ids.len();
+        assert!(first + num_new <= layout.bucket.tokens as usize, "step has more tokens than its bucket");
+        assert!(row < layout.bucket.rows as usize, "step has more rows than its bucket");
+        assert!(block_table.len() <= layout.max_blocks_per_row as usize, "block table longer than its row");
+        for (i, id) in token_ids.enumerate() {
+            let position = start + i as u32;
+            let block = block_table[(position / layout.block_size) as usize];
+            self.words[layout.token_ids + first + i] = id;
+            self.words[layout.positions + first + i] = position;
+            self.words[layout.slot_map + first + i] = block * layout.block_size + position % layout.block_size;
+        }
+        self.words[layout.row_starts + row + 1] = (first + num_new) as u32;
+        self.words[layout.kv_lens + row] = start + num_new as u32;
+        let table = layout.block_tables + row * layout.max_blocks_per_row as usize;
+        self.words[table..table + block_table.len()].copy_from_slice(block_table);
+        self.words[0] = (first + num_new) as u32;
+        self.words[1] = row as u32 + 1;
+    }
+
+    /// Asks for the logits of one token of the step.
+    ///
+    /// # Panics
+    /// When the bucket is full: the runner's bound was wrong.
+    pub fn push_logit_row(&mut self, token_index: u32) {
+        let count = self.num_logit_rows();
+        assert!(count < self.layout.bucket.logit_rows as usize, "step has more logit rows than its bucket");
+        self.words[self.layout.logit_rows + count] = token_index;
+        self.words[2] = count as u32 + 1;
+    }
+
+    /// `[tokens]`.
+    pub fn token_ids(&self) -> &[u32] {
+        &self.words[self.layout.token_ids..][..self.num_tokens()]
+    }
+
+    /// `[tokens]`: absolute position of each token in its sequence.
+    pub fn positions(&self) -> &[u32] {
+        &self.words[self.layout.positions..][..self.num_tokens()]
+    }
+
+    /// `[tokens]`: `block * block_size + offset` where the token's KV goes.
+    pub fn slot_map(&self) -> &[u32] {
+        &self.words[self.layout.slot_map..][..self.num_tokens()]
+    }
+
+    /// `[rows + 1]`: row r owns tokens `row_starts[r] .. row_starts[r + 1]`.
+    pub fn row_starts(&self) -> &[u32] {
+        &self.words[self.layout.row_starts..][..self.num_rows() + 1]
+    }
+
+    /// `[rows]`: KV entries of the row once the step's own are stored.
+    pub fn kv_lens(&self) -> &[u32] {
+        &self.words[self.layout.kv_lens..][..self.num_rows()]
+    }
+
+    /// `[logit_rows]`: indices into the step's tokens.
+    pub fn logit_rows(&self) -> &[u32] {
+        &self.words[self.layout.logit_rows..][..self.num_logit_rows()]
+    }
+
+    /// Block table of one row; entries past its length are stale.
+    pub fn block_table(&self, row: usize) -> &[u32] {
+        let per_row = self.layout.max_blocks_per_row as usize;
+        &self.words[self.layout.block_tables + row * per_row..][..per_row]
+    }
+}

@@ -1,0 +1,47 @@
+//! Architectures: from a checkpoint's configuration and tensor names to a `Program` and its weights.
+//!
+//! Invariant: a new architecture touches two places, its own file and one line of `registry`.
+
+pub mod layers;
+pub mod llama;
+pub mod qwen3;
+pub mod registry;
+
+use crate::error::LoadError;
+use crate::ids::TokenId;
+use crate::program::{KvDtype, Program};
+use crate::weights::{Checkpoint, HostTensor};
+
+/// A model that a backend can be given: the program and, by `WeightId`, its tensors.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// The forward pass; `program::check` has passed it.
+    pub program: Program,
+    /// Indexed by `WeightId`; shapes equal `program.weights`.
+    pub weights: Vec<HostTensor>,
+    /// What the engine and the server must know.
+    pub info: ModelInfo,
+}
+
+/// What the engine and the server must know about a model.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct ModelInfo {
+    /// The architecture's house name: `llama`, `qwen3`.
+    pub architecture: &'static str,
+    /// Number of token ids.
+    pub vocab_size: u32,
+    /// The longest context the checkpoint was made for, in tokens.
+    pub max_position: u32,
+    /// Sum of tensor elements.
+    pub num_parameters: u64,
+    /// End-of-sequence ids of config and generation config.
+    pub eos_token_ids: Vec<TokenId>,
+}
+
+/// Builds the model of a checkpoint.
+///
+/// # Errors
+/// Unknown architecture, missing or misshapen tensors, bad configuration values.
+pub fn load(checkpoint: &Checkpoint, kv_dtype: KvDtype) -> Result<Model, LoadError> {
+    registry::load(checkpoint, kv_dtype)
+}

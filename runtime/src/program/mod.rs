@@ -1,0 +1,294 @@
+//! The forward pass as data: a straight-line `Program` of a dozen op kinds over named slots.
+//!
+//! Invariant: no branch, no loop, no readback, and nothing that changes from step to step is a field of an op: such
+//! values live in the step inputs. An architecture (`model/`) writes a program once; a backend lowers it; the reference
+//! interpreter runs it. `check` refuses a bad one at load, `memory` places its slots, `segment` cuts it for replay.
+
+pub mod check;
+pub mod memory;
+pub mod segment;
+
+use serde::Serialize;
+
+use crate::ids::{Layer, Slot, WeightId};
+
+/// The leading dimension of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum RowDim {
+    /// One row per token of the step.
+    Tokens,
+    /// One row per token whose logits are asked for.
+    LogitRows,
+}
+
+/// A planned activation: `[rows, width]` of f32, row-major.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SlotInfo {
+    /// For dumps and errors, e.g. `l3.qkv`.
+    pub name: String,
+    /// What a row is.
+    pub rows: RowDim,
+    /// Elements per row.
+    pub width: u32,
+}
+
+/// A column range of a slot: `[rows, width]` at `offset` within each row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct View {
+    /// The slot.
+    pub slot: Slot,
+    /// First column.
+    pub offset: u32,
+    /// Number of columns.
+    pub width: u32,
+}
+
+/// An immutable tensor that the program reads.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WeightInfo {
+    /// The house name, e.g. `layers.3.attn.q`; the architecture's name table maps it to the file's.
+    pub name: String,
+    /// `[out_features, in_features]`, `[vocab, hidden]`, or `[n]` for vectors.
+    pub shape: Vec<u32>,
+}
+
+/// Numeric type of a KV plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum KvDtype {
+    /// 32-bit float.
+    F32,
+    /// 16-bit float; K and V are rounded to it before attention reads them, the own chunk included.
+    F16,
+}
+
+impl KvDtype {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+}
+
+/// One buffer of a layer's paged state: `[blocks, heads, block_size, dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Plane {
+    /// KV heads.
+    pub heads: u32,
+    /// Elements per head.
+    pub dim: u32,
+    /// Element type.
+    pub dtype: KvDtype,
+}
+
+/// What a layer keeps between steps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum StateSpec {
+    /// Paged planes, all named by the same `BlockId`: plane 0 is K, plane 1 is V.
+    Paged {
+        /// The buffers.
+        planes: Vec<Plane>,
+    },
+}
+
+impl StateSpec {
+    /// Bytes of one block of `block_size` tokens over all planes.
+    pub fn block_bytes(&self, block_size: u32) -> u64 {
+        match self {
+            Self::Paged { planes } => planes
+                .iter()
+                .map(|p| u64::from(p.heads) * u64::from(p.dim) * u64::from(block_size) * p.dtype.bytes() as u64)
+                .sum(),
+        }
+    }
+}
+
+/// Which elements of a head RoPE turns together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum RopePairing {
+    /// `(i, i + dim/2)`: Hugging Face files, GGUF of most families (NEOX).
+    Half,
+    /// `(2i, 2i + 1)`: GGUF of the llama family, whose Q and K rows the converter permuted (NORM).
+    Interleaved,
+}
+
+/// The gate's nonlinearity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+}
+
+/// One matrix of a `Linear`: its output goes to the next `out_features` columns of the output slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LinearPart {
+    /// `[out_features, in_features]`.
+    pub weight: WeightId,
+    /// `[out_features]`, added to the product.
+    pub bias: Option<WeightId>,
+}
+
+/// Where an op's grid size comes from; every cut of a program for replay or capture follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Launch {
+    /// The padded bucket size only.
+    ByBucket,
+    /// This step's lengths.
+    ByStep,
+}
+
+/// One operation. All slots are f32; `tokens` and `logit_rows` are the leading dimensions (`RowDim`).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum Op {
+    /// `out[t] = table[token_ids[t]]`. Step input: token ids.
+    Embed {
+        /// `[vocab, hidden]`.
+        table: WeightId,
+        /// `[tokens, hidden]`.
+        out: Slot,
+    },
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`, per row.
+    RmsNorm {
+        /// `[rows, n]`.
+        x: Slot,
+        /// `[n]`.
+        weight: WeightId,
+        /// Added under the root.
+        eps: f32,
+        /// `[rows, n]`, another slot than `x`.
+        out: Slot,
+    },
+    /// RMS norm of each head of `x`, in place (Qwen3's q and k norms).
+    NormHeads {
+        /// `[tokens, heads * head_dim]`, read and written.
+        x: View,
+        /// `[head_dim]`.
+        weight: WeightId,
+        /// Added under the root.
+        eps: f32,
+    },
+    /// `residual += x`, in place.
+    Add {
+        /// `[rows, n]`, read and written.
+        residual: Slot,
+        /// `[rows, n]`.
+        x: Slot,
+    },
+    /// Fused: `residual += x; out = rms_norm(residual)`. Expands to `Add`, `RmsNorm`.
+    AddRmsNorm {
+        /// `[rows, n]`, read and written.
+        residual: Slot,
+        /// `[rows, n]`.
+        x: Slot,
+        /// `[n]`.
+        weight: WeightId,
+        /// Added under the root.
+        eps: f32,
+        /// `[rows, n]`.
+        out: Slot,
+    },
+    /// `out = concat(x · partᵀ + bias, …)` along columns: q, k and v, or gate and up, share one read of `x`.
+    Linear {
+        /// `[rows, in_features]`.
+        x: Slot,
+        /// At least one; all with the same `in_features`.
+        parts: Vec<LinearPart>,
+        /// `[rows, sum of out_features]`.
+        out: Slot,
+    },
+    /// Rotary embedding in place. Angle of pair i at position p is `p * inv_freq[i]`; step input: positions.
+    Rope {
+        /// `[tokens, heads * head_dim]`, read and written.
+        x: View,
+        /// `[head_dim / 2]`, scaling already in it; computed at load.
+        inv_freq: WeightId,
+        /// Which elements form a pair.
+        pairing: RopePairing,
+        /// Elements per head.
+        head_dim: u32,
+    },
+    /// Rounds K and V to the cache's type and stores them. Step input: slot map (`block * block_size + offset` per token).
+    StoreKv {
+        /// `[tokens, kv_heads * head_dim]`.
+        k: View,
+        /// `[tokens, kv_heads * head_dim]`.
+        v: View,
+        /// Where to.
+        layer: Layer,
+    },
+    /// Causal attention over the paged cache only (the own chunk was stored before).
+    /// Step inputs: row starts, positions, KV lengths, block tables.
+    Attention {
+        /// `[tokens, heads * head_dim]`.
+        q: View,
+        /// The K and V planes read.
+        layer: Layer,
+        /// Query heads; a multiple of the plane's heads.
+        heads: u32,
+        /// Elements per head.
+        head_dim: u32,
+        /// Multiplies q·k.
+        scale: f32,
+        /// `[tokens, heads * head_dim]`.
+        out: Slot,
+    },
+    /// `out = act(x[:, :n]) * x[:, n:]`.
+    GatedActivation {
+        /// `[tokens, 2n]`: gate, then up.
+        x: Slot,
+        /// The gate's nonlinearity.
+        activation: Activation,
+        /// `[tokens, n]`.
+        out: Slot,
+    },
+    /// Raises `DeviceOutput::non_finite[t]` where a row of `x` holds a NaN or an infinity.
+    CheckFinite {
+        /// `[tokens, n]`.
+        x: Slot,
+    },
+    /// `out[i] = x[logit_rows[i]]`. Step input: logit rows.
+    SelectRows {
+        /// `[tokens, n]`.
+        x: Slot,
+        /// `[logit_rows, n]`.
+        out: Slot,
+    },
+}
+
+impl Op {
+    /// Where this op's grid size comes from. Exhaustive: a new op must answer.
+    pub fn launch(&self) -> Launch {
+        match self {
+            Self::Attention { .. } => Launch::ByStep,
+            Self::Embed { .. }
+            | Self::RmsNorm { .. }
+            | Self::NormHeads { .. }
+            | Self::Add { .. }
+            | Self::AddRmsNorm { .. }
+            | Self::Linear { .. }
+            | Self::Rope { .. }
+            | Self::StoreKv { .. }
+            | Self::GatedActivation { .. }
+            | Self::CheckFinite { .. }
+            | Self::SelectRows { .. } => Launch::ByBucket,
+        }
+    }
+}
+
+/// A forward pass: ops in order over slots, weights and per-layer state.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Program {
+    /// The architecture's name.
+    pub name: String,
+    /// Indexed by `Slot`.
+    pub slots: Vec<SlotInfo>,
+    /// Indexed by `WeightId`.
+    pub weights: Vec<WeightInfo>,
+    /// Indexed by `Layer`.
+    pub states: Vec<StateSpec>,
+    /// In execution order.
+    pub ops: Vec<Op>,
+    /// `[logit_rows, vocab]`: what the host reads after the last op.
+    pub logits: Option<Slot>,
+}

@@ -1,0 +1,1 @@
+//! Kittiwake as a library: pick a device, load a model, return an engine.

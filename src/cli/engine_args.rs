@@ -1,0 +1,248 @@
+//! Flags that say which model runs where and how large: shared by `serve`, `chat`, `generate` and `bench`.
+//!
+//! Invariant: a flag of vLLM that this build does not serve yet is accepted only with the value that means what happens
+//! anyway; any other value is refused by name, never ignored.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::bail;
+use clap::{ArgAction, Args, ValueEnum};
+use kittiwake::{Device, Options};
+use runtime::program::KvDtype;
+
+use super::model;
+
+/// Model, device and sizes.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    /// Where `demo` and relative names are looked up.
+    #[arg(long, default_value = "models", value_name = "DIR")]
+    pub download_dir: PathBuf,
+    /// Where to run: auto, cpu, reference.
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    /// CPU worker threads [default: one per available core].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Tokenizer file or directory, when it is not the model's own.
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: Option<PathBuf>,
+    /// Chat template: a file, or the template itself.
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<String>,
+    /// How the weights are stored.
+    #[arg(long, default_value = "auto")]
+    pub load_format: LoadFormat,
+    /// Type of activations; they are 32-bit floats here whatever the checkpoint's type.
+    #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float"])]
+    pub dtype: String,
+    /// Quantisation of the weights: read from the checkpoint.
+    #[arg(long, short = 'q', value_parser = ["auto", "gguf"])]
+    pub quantization: Option<String>,
+    /// Model revision: only local files are loaded, so that only the default is known.
+    #[arg(long, value_parser = ["main"])]
+    pub revision: Option<String>,
+    /// Longest context in tokens, prompt and output; `auto` or -1: the model's, or what fits. `32k` is accepted.
+    #[arg(long, default_value = "auto", allow_hyphen_values = true)]
+    pub max_model_len: MaxModelLen,
+    /// Token budget of a step: decodes and prefill chunks.
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub max_num_batched_tokens: u32,
+    /// Most sequences that run at a time.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    pub max_num_seqs: u32,
+    /// Most requests that wait [default: 4 x max-num-seqs].
+    #[arg(long)]
+    pub max_num_queued_reqs: Option<u32>,
+    /// Most prompt tokens that wait [default: no bound].
+    #[arg(long)]
+    pub max_num_queued_tokens: Option<u32>,
+    /// Reuse the KV cache of shared prefixes.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_prefix_caching: bool,
+    /// Let long prompts share steps with decodes; always on.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_chunked_prefill: bool,
+    /// Longest chunk of one prompt in one step; 0: as long as the budget.
+    #[arg(long, default_value_t = 0)]
+    pub long_prefill_token_threshold: u32,
+    /// Who runs first.
+    #[arg(long, default_value = "fcfs", value_parser = ["fcfs"])]
+    pub scheduling_policy: String,
+    /// Tokens per KV block.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub block_size: u32,
+    /// Type of cached K and V: auto (f16), f16, f32.
+    #[arg(long, default_value = "auto")]
+    pub kv_cache_dtype: KvCacheDtype,
+    /// Memory for the KV cache: bytes, or with a suffix (512M, 4G) [default: what all sequences need, at most 25 % of free memory].
+    #[arg(long, value_name = "BYTES")]
+    pub kv_cache_memory_bytes: Option<Bytes>,
+    /// Fraction of a GPU's memory to use; the CPU backends take --kv-cache-memory-bytes instead.
+    #[arg(long, alias = "device-memory-utilization")]
+    pub gpu_memory_utilization: Option<f32>,
+    /// Override the number of KV blocks.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub num_gpu_blocks_override: Option<u32>,
+    /// Devices that share one model: 1 here.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub tensor_parallel_size: u32,
+    /// Devices that share the layers: 1 here.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub pipeline_parallel_size: u32,
+    /// Replicas of the engine: 1 here.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub data_parallel_size: u32,
+    /// Do not record device graphs: the CPU backends never do.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enforce_eager: bool,
+    /// Most alternatives that a request may ask log-probabilities for.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub max_logprobs: u32,
+    /// What log-probabilities mean: of the raw logits.
+    #[arg(long, default_value = "raw_logprobs", value_parser = ["raw_logprobs"])]
+    pub logprobs_mode: String,
+}
+
+impl EngineArgs {
+    /// The options of `kittiwake::load` for `MODEL`.
+    ///
+    /// # Errors
+    /// The model is not there, or a flag asks for what this build does not have.
+    pub fn options(&self, model: &str, seed: u64) -> anyhow::Result<Options> {
+        if self.gpu_memory_utilization.is_some() {
+            bail!("--gpu-memory-utilization: the CPU backends have no device memory of their own; use --kv-cache-memory-bytes");
+        }
+        if !self.enable_chunked_prefill {
+            bail!("--no-enable-chunked-prefill: prompts are always computed in chunks; raise --max-num-batched-tokens for larger ones");
+        }
+        if !self.enforce_eager {
+            bail!("--no-enforce-eager: the CPU backends record no device graphs");
+        }
+        let path = model::locate(model, &self.download_dir)?;
+        let is_gguf = path.is_file();
+        match self.load_format {
+            LoadFormat::Gguf if !is_gguf => bail!("--load-format gguf: {} is not a file", path.display()),
+            LoadFormat::Safetensors if is_gguf => bail!("--load-format safetensors: {} is not a directory", path.display()),
+            _ => {}
+        }
+        let mut options = Options::new(path);
+        options.device = match self.device.as_str() {
+            "auto" => None,
+            name => Some(Device::from_str(name)?),
+        };
+        options.threads = self.threads.map(|threads| threads as usize);
+        options.tokenizer.clone_from(&self.tokenizer);
+        options.chat_template.clone_from(&self.chat_template);
+        options.dummy_weights = matches!(self.load_format, LoadFormat::Dummy);
+        options.kv_cache_dtype = self.kv_cache_dtype.into();
+        options.kv_cache_memory_bytes = self.kv_cache_memory_bytes.map(|bytes| bytes.0);
+        options.num_gpu_blocks_override = self.num_gpu_blocks_override;
+        options.max_model_len = self.max_model_len.0;
+        let engine = &mut options.engine;
+        engine.max_num_batched_tokens = self.max_num_batched_tokens.max(self.max_num_seqs);
+        engine.max_num_seqs = self.max_num_seqs;
+        engine.block_size = self.block_size;
+        engine.enable_prefix_caching = self.enable_prefix_caching;
+        engine.long_prefill_token_threshold = self.long_prefill_token_threshold;
+        engine.max_num_queued_reqs = self.max_num_queued_reqs.unwrap_or(4 * self.max_num_seqs);
+        engine.max_num_queued_tokens = self.max_num_queued_tokens.unwrap_or(0);
+        engine.max_logprobs = self.max_logprobs;
+        engine.seed = seed;
+        Ok(options)
+    }
+}
+
+/// `--load-format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    /// By what MODEL is.
+    Auto,
+    /// A Hugging Face directory.
+    Safetensors,
+    /// A GGUF file.
+    Gguf,
+    /// Random weights of the model's shapes.
+    Dummy,
+}
+
+/// `--kv-cache-dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDtype {
+    /// f16.
+    Auto,
+    /// 16-bit float.
+    F16,
+    /// 32-bit float.
+    F32,
+}
+
+impl From<KvCacheDtype> for KvDtype {
+    fn from(dtype: KvCacheDtype) -> Self {
+        match dtype {
+            KvCacheDtype::Auto | KvCacheDtype::F16 => Self::F16,
+            KvCacheDtype::F32 => Self::F32,
+        }
+    }
+}
+
+/// `--max-model-len`: tokens, `32k`, or `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxModelLen(pub Option<u32>);
+
+impl FromStr for MaxModelLen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if matches!(text, "auto" | "-1") {
+            return Ok(Self(None));
+        }
+        match u32::try_from(scaled(text)?) {
+            Ok(0) | Err(_) => Err("expected 1 to 4294967295 tokens, or auto".into()),
+            Ok(tokens) => Ok(Self(Some(tokens))),
+        }
+    }
+}
+
+/// A number of bytes: `1073741824`, `1G`, `1GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        scaled(text.strip_suffix("iB").unwrap_or(text)).map(Self)
+    }
+}
+
+/// A whole number with vLLM's suffixes: lower case is decimal (k = 1000), upper case binary (K = 1024).
+fn scaled(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.char_indices().next_back() {
+        Some((at, suffix)) if suffix.is_ascii_alphabetic() => {
+            let power = "kmgt".find(suffix.to_ascii_lowercase()).ok_or(format!("unknown suffix '{suffix}'"))? as u32 + 1;
+            let base: u64 = if suffix.is_ascii_lowercase() { 1000 } else { 1024 };
+            (&text[..at], base.pow(power))
+        }
+        _ => (text, 1),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is not a whole number with an optional suffix k, m, g, t"))?;
+    number.checked_mul(factor).ok_or(format!("'{text}' is too large"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_take_suffixes_and_refuse_the_rest() {
+        assert_eq!("32k".parse(), Ok(MaxModelLen(Some(32_000))));
+        assert_eq!("4K".parse(), Ok(MaxModelLen(Some(4096))));
+        assert_eq!("auto".parse(), Ok(MaxModelLen(None)));
+        assert_eq!("2GiB".parse(), Ok(Bytes(2 << 30)));
+        for bad in ["", "0", "-2", "k", "5x", "99999999999999999999", "9999999T"] {
+            assert!(bad.parse::<MaxModelLen>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The command line: one file per subcommand, flags shared through `engine_args` and `sampling_args`.
+//!
+//! Invariant: flags carry vLLM's names and defaults where one exists; each has an environment twin `KITTIWAKE_<FLAG>`, and
+//! `--config FILE.yaml` may set any of them (command line over file over environment over default).
+
+mod args;
+mod bench;
+mod chat;
+mod devices;
+mod engine_args;
+mod generate;
+mod model;
+mod sampling_args;
+mod serve;
+
+use std::ffi::OsString;
+
+use clap::{Args, Parser, Subcommand};
+
+/// LLM inference and serving for any GPU, and for the CPU where there is none.
+#[derive(Debug, Parser)]
+#[command(name = "kittiwake", version, args_override_self = true, propagate_version = true)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Global {
+    /// What to log: error, warn, info, debug, trace, or a filter such as `warn,server=debug`.
+    #[arg(long, global = true, default_value = "info", value_name = "LEVEL")]
+    log_level: String,
+    /// YAML file with flags of the subcommand, e.g. `max-model-len: 2048`.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<std::path::PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a model over HTTP with the OpenAI protocol.
+    Serve(Box<serve::ServeArgs>),
+    /// Talk to a model in the terminal.
+    Chat(Box<chat::ChatArgs>),
+    /// Continue one prompt and print the result.
+    Generate(Box<generate::GenerateArgs>),
+    /// Measure prefill and decode speed.
+    Bench(Box<bench::BenchArgs>),
+    /// List the devices that models can run on.
+    Devices(devices::DevicesArgs),
+}
+
+/// Parses the command line and runs the subcommand.
+///
+/// # Errors
+/// Whatever the subcommand says; usage errors exit with code 2 at once, as clap does.
+pub fn run(arguments: impl Iterator<Item = OsString>) -> anyhow::Result<()> {
+    let cli = match args::parse::<Cli>(arguments) {
+        Ok(cli) => cli,
+        Err(args::ArgsError::Usage(error)) => error.exit(),
+        Err(args::ArgsError::Config(error)) => return Err(error),
+    };
+    start_logging(&cli.global.log_level)?;
+    match cli.command {
+        Command::Serve(args) => serve::run(*args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Devices(args) => devices::run(&args),
+    }
+}
+
+/// Logs go to standard error: standard output belongs to the answer.
+fn start_logging(level: &str) -> anyhow::Result<()> {
+    use std::io::IsTerminal;
+    let filter = tracing_subscriber::EnvFilter::try_new(level)
+        .map_err(|error| anyhow::anyhow!("--log-level '{level}': {error}"))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! From the MODEL argument to a file or directory, and to a loaded model.
+//!
+//! Invariant: only local files are opened; `demo` names the model that `examples/quickstart.sh` fetches.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use kittiwake::{Loaded, Options};
+
+const DEMO_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// Finds MODEL: a path, a name inside the download directory, or `demo`.
+///
+/// # Errors
+/// Nothing is there; the message says where it was looked for and what to run.
+pub fn locate(model: &str, download_dir: &Path) -> anyhow::Result<PathBuf> {
+    if model == "demo" {
+        let path = download_dir.join(DEMO_FILE);
+        if !path.is_file() {
+            bail!("the demo model is not at {}; run examples/quickstart.sh once, or point --download-dir at it", path.display());
+        }
+        return Ok(path);
+    }
+    let (direct, inside) = (PathBuf::from(model), download_dir.join(model));
+    for path in [&direct, &inside] {
+        if path.exists() {
+            return Ok(path.clone());
+        }
+    }
+    bail!("no model at {} or {} (MODEL is a directory, a .gguf file, or demo)", direct.display(), inside.display())
+}
+
+/// The name that `/v1/models` shows when no `--served-model-name` is given.
+pub fn default_name(model: &str) -> String {
+    model.trim_end_matches('/').to_owned()
+}
+
+/// Loads a model, with a progress bar on a terminal when it takes long.
+///
+/// # Errors
+/// What `kittiwake::load` says, with the model's path.
+pub fn load(options: &Options) -> anyhow::Result<Loaded> {
+    let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {eta}").expect("a valid template");
+    let bar = ProgressBar::new(0).with_style(style); // draws on a terminal only
+    let loaded = kittiwake::load(options, &mut |progress| {
+        bar.set_length(progress.total_bytes);
+        bar.set_position(progress.done_bytes);
+    });
+    bar.finish_and_clear();
+    loaded.with_context(|| format!("cannot load {}", options.model.display()))
+}

@@ -1,0 +1,100 @@
+//! Flags that say how tokens are drawn and when an answer ends: shared by `generate` and `chat`.
+//!
+//! Invariant: one flag per field of `SamplingParams`, under the name that requests use over HTTP. What a flag leaves open
+//! comes from the model's generation config, then from vLLM's defaults.
+
+use std::str::FromStr;
+
+use clap::Args;
+use runtime::ids::TokenId;
+use runtime::request::SamplingParams;
+use runtime::text::TextModel;
+
+/// Sampling options.
+#[derive(Debug, Args)]
+pub struct SamplingArgs {
+    /// At most this many output tokens [default: 256].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: Option<u32>,
+    /// 0 is greedy; up to 2.
+    #[arg(long)]
+    pub temperature: Option<f32>,
+    /// Keep the most probable tokens that sum to this probability.
+    #[arg(long)]
+    pub top_p: Option<f32>,
+    /// Keep this many most probable tokens; 0 or -1: all.
+    #[arg(long, allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
+    pub top_k: Option<i64>,
+    /// Keep tokens with at least this fraction of the top probability.
+    #[arg(long)]
+    pub min_p: Option<f32>,
+    /// Above 1 discourages tokens of prompt and output.
+    #[arg(long)]
+    pub repetition_penalty: Option<f32>,
+    /// Above 0 discourages tokens of the output.
+    #[arg(long, allow_hyphen_values = true, default_value_t = 0.0)]
+    pub presence_penalty: f32,
+    /// Above 0 discourages frequent tokens of the output.
+    #[arg(long, allow_hyphen_values = true, default_value_t = 0.0)]
+    pub frequency_penalty: f32,
+    /// Add to one token's logit: ID=BIAS; may be given several times.
+    #[arg(long, value_name = "ID=BIAS", allow_hyphen_values = true)]
+    pub logit_bias: Vec<LogitBias>,
+    /// Key of the noise; the same seed gives the same answer.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// End the answer at this text; may be given several times.
+    #[arg(long)]
+    pub stop: Vec<String>,
+    /// Leave the stop text in the answer.
+    #[arg(long)]
+    pub include_stop_str_in_output: bool,
+    /// End the answer at one of these tokens.
+    #[arg(long, value_delimiter = ',', value_name = "ID,…")]
+    pub stop_token_ids: Vec<u32>,
+    /// No end before this many output tokens.
+    #[arg(long, default_value_t = 0)]
+    pub min_tokens: u32,
+    /// Go on past the model's end-of-sequence tokens.
+    #[arg(long)]
+    pub ignore_eos: bool,
+}
+
+/// `ID=BIAS`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogitBias(pub TokenId, pub f32);
+
+impl FromStr for LogitBias {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text.split_once('=').and_then(|(id, bias)| Some(Self(TokenId(id.parse().ok()?), bias.parse().ok()?)));
+        parsed.ok_or_else(|| format!("'{text}' is not ID=BIAS"))
+    }
+}
+
+impl SamplingArgs {
+    /// The parameters of a request to this model; ranges are checked by the engine.
+    pub fn params(&self, text: &TextModel) -> SamplingParams {
+        let model = text.generation_defaults();
+        let off = SamplingParams::default();
+        SamplingParams {
+            temperature: self.temperature.or(model.temperature).unwrap_or(off.temperature),
+            top_p: self.top_p.or(model.top_p).unwrap_or(off.top_p),
+            top_k: self.top_k.map(|k| u32::try_from(k).unwrap_or(0)).or(model.top_k).unwrap_or(off.top_k),
+            min_p: self.min_p.or(model.min_p).unwrap_or(off.min_p),
+            repetition_penalty: self.repetition_penalty.or(model.repetition_penalty).unwrap_or(off.repetition_penalty),
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            logit_bias: self.logit_bias.iter().map(|bias| (bias.0, bias.1)).collect(),
+            seed: self.seed,
+            max_tokens: self.max_tokens.unwrap_or(256),
+            min_tokens: self.min_tokens,
+            stop_token_ids: self.stop_token_ids.iter().copied().map(TokenId).collect(),
+            eos_token_ids: text.eos_token_ids().to_vec(),
+            ignore_eos: self.ignore_eos,
+            logprobs: None,
+            prompt_logprobs: None,
+        }
+    }
+}

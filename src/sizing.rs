@@ -1,0 +1,71 @@
+//! How long the context, how many blocks: arithmetic done once, before anything is allocated.
+//!
+//! Invariant: what a flag asks for is given or refused with the numbers; only an unset `max_model_len` adapts.
+
+use runtime::engine::EngineConfig;
+use runtime::error::LoadError;
+use runtime::model::Model;
+
+use crate::Options;
+
+/// The part of free memory that the KV cache takes when no flag says otherwise.
+const DEFAULT_FRACTION_OF_AVAILABLE: u64 = 4;
+
+/// Fills in `vocab_size`, `max_model_len` and `num_blocks`.
+///
+/// # Errors
+/// `Limit` where a flag asks for more than the model or the memory allows.
+pub fn engine_config(options: &Options, model: &Model) -> Result<EngineConfig, LoadError> {
+    let mut config = options.engine.clone();
+    config.vocab_size = model.info.vocab_size;
+    if let Some(len) = options.max_model_len
+        && len > model.info.max_position
+    {
+        return Err(limit("--max-model-len", format!("{len} tokens"), format!("{} tokens (the model's)", model.info.max_position)));
+    }
+    let wanted_len = options.max_model_len.unwrap_or(model.info.max_position);
+
+    let block_bytes: u64 = model.program.states.iter().map(|state| state.block_bytes(config.block_size)).sum();
+    let blocks_per_seq = wanted_len.div_ceil(config.block_size);
+    let usable = match options.num_gpu_blocks_override {
+        Some(blocks) => blocks,
+        None => {
+            let full = u64::from(blocks_per_seq) * u64::from(config.max_num_seqs);
+            let bytes = kv_cache_bytes(options.kv_cache_memory_bytes, full * block_bytes);
+            u32::try_from(bytes / block_bytes.max(1)).unwrap_or(u32::MAX - 1)
+        }
+    };
+    if usable == 0 {
+        return Err(limit("KV cache", format!("{block_bytes} bytes for one block"), "0 blocks fit".into()));
+    }
+    config.num_blocks = usable + 1; // block 0 takes the writes of padding
+    config.max_model_len = match options.max_model_len {
+        Some(len) if blocks_per_seq > usable && options.num_gpu_blocks_override.is_none() => {
+            let needed = u64::from(blocks_per_seq) * block_bytes;
+            let fits = u64::from(usable) * block_bytes;
+            return Err(limit("--max-model-len", format!("{needed} bytes of KV cache for {len} tokens"), format!("{fits} bytes")));
+        }
+        _ => wanted_len.min(usable.saturating_mul(config.block_size)),
+    };
+    Ok(config)
+}
+
+/// Bytes for the KV cache: what the flag says, else as much as all sequences at full length need, but at most a quarter of
+/// the memory that the system has to give.
+pub fn kv_cache_bytes(asked: Option<u64>, full_bytes: u64) -> u64 {
+    asked.unwrap_or_else(|| match available_memory_bytes() {
+        Some(available) => full_bytes.min(available / DEFAULT_FRACTION_OF_AVAILABLE),
+        None => full_bytes.min(1 << 30),
+    })
+}
+
+/// `MemAvailable` of the system; `None` where it does not tell.
+pub fn available_memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn limit(what: &str, needed: String, limit: String) -> LoadError {
+    LoadError::Limit { what: what.into(), needed, limit }
+}

@@ -3,6 +3,7 @@
 //! Invariant: flags carry vLLM's names and defaults where one exists; each has an environment twin `KITTIWAKE_<FLAG>`, and
 //! `--config FILE.yaml` may set any of them (command line over file over environment over default).
 
+mod answer;
 mod args;
 mod bench;
 mod chat;

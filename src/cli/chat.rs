@@ -1,0 +1,108 @@
+//! `kittiwake chat`: a conversation in the terminal, or with `--message` one question and its answer.
+//!
+//! Invariant: each turn re-renders the whole conversation through the model's template; the prefix cache makes that cheap.
+
+use std::io::{BufRead, IsTerminal, Write};
+
+use clap::Args;
+use kittiwake::Loaded;
+use runtime::text::{ChatInput, TextStreamOptions};
+use serde_json::{Map, Value, json};
+
+use super::answer::{Answer, Question, answer};
+use super::engine_args::EngineArgs;
+use super::model;
+use super::sampling_args::SamplingArgs;
+
+/// Arguments of `chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// A directory, a .gguf file, or `demo`.
+    model: String,
+    /// Ask this, print the answer and what it took, and end.
+    #[arg(long, short)]
+    message: Option<String>,
+    /// System message.
+    #[arg(long)]
+    system: Option<String>,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+const HELP: &str = "Type a message and Enter. /reset forgets the conversation, /exit (or end of input) ends it.";
+
+/// Loads and talks.
+pub fn run(args: &ChatArgs) -> anyhow::Result<()> {
+    let loaded = model::load(&args.engine.options(&args.model, 0)?)?;
+    let mut conversation = opening(args);
+    if let Some(message) = &args.message {
+        let answer = turn(args, &loaded, &mut conversation, message)?;
+        println!();
+        print_speed(&answer);
+        return Ok(());
+    }
+    let interactive = std::io::stdin().is_terminal();
+    if interactive {
+        eprintln!("{} on {}. {HELP}", args.model, loaded.device);
+    }
+    let mut lines = std::io::stdin().lock().lines();
+    loop {
+        if interactive {
+            eprint!("> ");
+        }
+        let Some(line) = lines.next().transpose()? else { return Ok(()) };
+        match line.trim() {
+            "" => {}
+            "/exit" | "/quit" => return Ok(()),
+            "/reset" => conversation = opening(args),
+            "/help" => eprintln!("{HELP}"),
+            message => {
+                let kept = conversation.len();
+                // A message that cannot be answered (too long, say) leaves the conversation as it was.
+                if let Err(error) = turn(args, &loaded, &mut conversation, message) {
+                    conversation.truncate(kept);
+                    eprintln!("{error:#}");
+                }
+                println!();
+            }
+        }
+    }
+}
+
+fn opening(args: &ChatArgs) -> Vec<Value> {
+    args.system.iter().map(|text| json!({"role": "system", "content": text})).collect()
+}
+
+/// Adds a message and its answer to the conversation, showing the answer as it comes.
+fn turn(args: &ChatArgs, loaded: &Loaded, conversation: &mut Vec<Value>, message: &str) -> anyhow::Result<Answer> {
+    conversation.push(json!({"role": "user", "content": message}));
+    let messages = Value::Array(conversation.clone());
+    let chat = ChatInput { messages: &messages, add_generation_prompt: true, continue_final_message: false, kwargs: &Map::new() };
+    let params = args.sampling.params(&loaded.text);
+    let stream = TextStreamOptions {
+        stop: args.sampling.stop.clone(),
+        include_stop: args.sampling.include_stop_str_in_output,
+        min_tokens: params.min_tokens,
+        skip_special: true,
+    };
+    let question = Question { prompt: loaded.text.encode_chat(&chat)?, params, stream };
+    let mut out = std::io::stdout();
+    let answer = answer(loaded, question, |text| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok())?;
+    conversation.push(json!({"role": "assistant", "content": answer.text}));
+    Ok(answer)
+}
+
+fn print_speed(answer: &Answer) {
+    let timings = answer.timings;
+    eprintln!(
+        "[{}: loaded in {:.2} s; first token of {} prompt tokens after {:.0} ms; {} tokens at {:.0} tokens/s]",
+        answer.device,
+        timings.load_s,
+        answer.prompt_ids.len(),
+        timings.ttft_s * 1000.0,
+        answer.token_ids.len(),
+        timings.decode_tokens_per_s,
+    );
+}

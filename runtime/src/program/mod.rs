@@ -274,6 +274,16 @@ impl Op {
             | Self::SelectRows { .. } => Launch::ByBucket,
         }
     }
+
+    /// The primitives that a fused op stands for, itself if it is one: what the reference runs.
+    pub fn expand(&self) -> Vec<Op> {
+        match *self {
+            Self::AddRmsNorm { residual, x, weight, eps, out } => {
+                vec![Self::Add { residual, x }, Self::RmsNorm { x: residual, weight, eps, out }]
+            }
+            _ => vec![self.clone()],
+        }
+    }
 }
 
 /// A forward pass: ops in order over slots, weights and per-layer state.

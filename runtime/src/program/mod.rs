@@ -4,9 +4,13 @@
 //! values live in the step inputs. An architecture (`model/`) writes a program once; a backend lowers it; the reference
 //! interpreter runs it. `check` refuses a bad one at load, `memory` places its slots, `segment` cuts it for replay.
 
+mod access;
 pub mod check;
+mod dump;
 pub mod memory;
 pub mod segment;
+
+pub use access::{Access, AccessKind};
 
 use serde::Serialize;
 

@@ -296,6 +296,9 @@ fn for_each_chunk(out: &mut [f32], row_len: usize, num_threads: usize, fill: imp
         return;
     }
     let rows_per_thread = (out.len() / row_len).div_ceil(num_threads);
+    if num_threads == 1 {
+        return fill(0, out);
+    }
     std::thread::scope(|scope| {
         for (i, chunk) in out.chunks_mut(rows_per_thread * row_len).enumerate() {
             let fill = &fill;

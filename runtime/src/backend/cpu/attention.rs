@@ -17,8 +17,10 @@ use super::simd::{Kernel, LANES, Simd};
 use super::state::LayerState;
 use super::step::Step;
 
-/// KV positions of one split, rounded to whole blocks.
-const SPLIT_POSITIONS: usize = 256;
+/// KV positions of one split.
+const SPLIT: usize = 256;
+/// Scores of one unit: a split's, and room for the last whole vector.
+const SCORE_LEN: usize = SPLIT + LANES;
 /// Units of a tile: their scores stay in the second-level cache.
 const UNITS_PER_TILE: usize = 48;
 /// Steps of up to so many tokens are split along the KV positions too.
@@ -57,14 +59,13 @@ pub(super) struct Shape {
 }
 
 impl Scratch {
-    /// Grows to serve attention of this shape over `max_blocks` blocks of a row.
-    pub(super) fn grow(&mut self, shape: Shape, max_blocks: usize, block_size: usize) {
+    /// Grows to serve attention of this shape over up to `max_positions` positions.
+    pub(super) fn grow(&mut self, shape: Shape, max_positions: usize) {
         let units = UNITS_PER_TILE.max(shape.heads / shape.kv_heads);
         let padded_dim = shape.dim.next_multiple_of(LANES);
-        let scores = (split_len(block_size) + LANES).next_multiple_of(LANES);
-        self.thread_len = self.thread_len.max(units * (scores + 2 * (padded_dim + LANES)));
+        self.thread_len = self.thread_len.max(units * (SCORE_LEN + 2 * (padded_dim + LANES)));
         self.partial_len = self.partial_len.max(padded_dim + LANES);
-        self.max_splits = self.max_splits.max((max_blocks * block_size).div_ceil(split_len(block_size)));
+        self.max_splits = self.max_splits.max(max_positions.div_ceil(SPLIT));
         self.heads = self.heads.max(shape.heads);
     }
 
@@ -74,16 +75,10 @@ impl Scratch {
     }
 }
 
-/// Positions of a split: whole blocks.
-fn split_len(block_size: usize) -> usize {
-    (SPLIT_POSITIONS / block_size).max(1) * block_size
-}
-
 /// Whether this step's queries are split along the KV positions: a matter of speed, not of results.
 pub(super) fn splits_positions(step: &Step<'_>) -> bool {
-    let block_size = step.inputs.layout().block_size as usize;
     let longest = step.inputs.positions().iter().max().map_or(0, |&p| p as usize + 1);
-    step.inputs.num_tokens() <= MAX_SPLIT_TOKENS && longest > split_len(block_size)
+    step.inputs.num_tokens() <= MAX_SPLIT_TOKENS && longest > SPLIT
 }
 
 /// A tile of queries of one row and one KV head, over some splits.
@@ -161,7 +156,6 @@ impl Attend<'_> {
     fn for_each_tile(&self, mut visit: impl FnMut(Tile<'_>, u64)) {
         let (inputs, kv_heads) = (self.step.inputs, self.layer().heads);
         let tokens_per_tile = (UNITS_PER_TILE * kv_heads / self.op.heads).max(1);
-        let split_len = split_len(self.layer().block_size);
         let by_split = splits_positions(self.step);
         for (row, bounds) in inputs.row_starts().windows(2).enumerate() {
             let (start, end) = (bounds[0] as usize, bounds[1] as usize);
@@ -171,8 +165,8 @@ impl Attend<'_> {
                 for kv_head in 0..kv_heads {
                     let tile = Tile { blocks: inputs.block_table(row), first_token, num_tokens, kv_head, split: None };
                     if by_split {
-                        for split in 0..num_positions.div_ceil(split_len) {
-                            let positions = split_len.min(num_positions - split * split_len);
+                        for split in 0..num_positions.div_ceil(SPLIT) {
+                            let positions = SPLIT.min(num_positions - split * SPLIT);
                             visit(Tile { split: Some(split), ..tile }, (num_tokens * positions) as u64);
                         }
                     } else {
@@ -194,7 +188,7 @@ impl Attend<'_> {
             }
             None => {
                 let last = inputs.positions()[tile.first_token + tile.num_tokens - 1] as usize;
-                for split in 0..=last / work.split_len {
+                for split in 0..=last / SPLIT {
                     work.split::<S, E>(s, split);
                     work.merge_split(s, split == 0);
                 }
@@ -202,6 +196,13 @@ impl Attend<'_> {
             }
         }
     }
+}
+
+/// Consecutive positions of one block.
+struct Run {
+    block: usize,
+    first_entry: usize,
+    len: usize,
 }
 
 /// One unit's softmax so far: values are `acc / sum`, weights relative to `max`.
@@ -219,10 +220,8 @@ struct Work<'a> {
     tile: Tile<'a>,
     /// Query heads per KV head.
     group: usize,
-    split_len: usize,
     padded_dim: usize,
-    score_len: usize,
-    /// `[units, score_len]`.
+    /// `[units, SCORE_LEN]`.
     scores: &'a mut [f32],
     /// `[units, padded_dim + 16]`: this split's values, then maximum and sum.
     partial: &'a mut [f32],
@@ -238,16 +237,14 @@ impl<'a> Work<'a> {
         let (step, op, layer) = (attend.step, attend.op, attend.layer());
         let group = op.heads / layer.heads;
         let units = tile.num_tokens * group;
-        let split_len = split_len(layer.block_size);
-        let score_len = (split_len + LANES).next_multiple_of(LANES);
         let padded_dim = layer.dim.next_multiple_of(LANES);
         let area = op.scratch.threads_start + attend.thread * op.scratch.thread_len * size_of::<f32>();
         // SAFETY: this thread's own area, used by one tile at a time.
         let area = unsafe { step.memory.slice_mut::<f32>(area, op.scratch.thread_len) };
-        let (scores, rest) = area.split_at_mut(units * score_len);
+        let (scores, rest) = area.split_at_mut(units * SCORE_LEN);
         let (partial, rest) = rest.split_at_mut(units * (padded_dim + LANES));
         let total = &mut rest[..units * (padded_dim + LANES)];
-        Self { step, op, layer, tile, group, split_len, padded_dim, score_len, scores, partial, total, first_unit: 0 }
+        Self { step, op, layer, tile, group, padded_dim, scores, partial, total, first_unit: 0 }
     }
 
     #[inline(always)]
@@ -269,7 +266,7 @@ impl<'a> Work<'a> {
     #[inline(always)]
     fn num_valid(&self, unit: usize, split: usize) -> usize {
         let end = self.step.inputs.positions()[self.token(unit)] as usize + 1;
-        end.saturating_sub(split * self.split_len).min(self.split_len)
+        end.saturating_sub(split * SPLIT).min(SPLIT)
     }
 
     #[inline(always)]
@@ -279,9 +276,17 @@ impl<'a> Work<'a> {
         &row[self.head(unit) * self.layer.dim..][..self.layer.dim]
     }
 
+    /// The run of positions of one block from `position` of a split, at most up to its `end`.
     #[inline(always)]
-    fn block(&self, split: usize, index: usize) -> usize {
-        self.tile.blocks[split * (self.split_len / self.layer.block_size) + index] as usize
+    fn run(&self, split: usize, position: usize, end: usize) -> Run {
+        let block_size = self.layer.block_size;
+        let absolute = split * SPLIT + position;
+        let first_entry = absolute % block_size;
+        Run {
+            block: self.tile.blocks[absolute / block_size] as usize,
+            first_entry,
+            len: (block_size - first_entry).min(end - position),
+        }
     }
 
     /// Computes one split of every unit that has positions in it.
@@ -332,17 +337,20 @@ impl<'a> Work<'a> {
         let block_size = self.layer.block_size;
         let q: [&[f32]; U] = std::array::from_fn(|u| self.query(first + u));
         let scale = s.splat(self.op.scale);
-        for (index, start) in (0..count).step_by(block_size).enumerate() {
+        let mut position = 0;
+        while position < count {
+            let run = self.run(split, position, count);
             // SAFETY: the positions attended to were stored before the last barrier; scores of others are overwritten.
-            let keys = unsafe { self.layer.head::<E>(0, self.block(split, index), self.tile.kv_head) };
-            for offset in (0..block_size.min(count - start)).step_by(LANES) {
-                let acc = dot_keys::<S, E, U>(s, q, keys, block_size, offset);
+            let keys = unsafe { self.layer.head::<E>(0, run.block, self.tile.kv_head) };
+            for offset in (0..run.len).step_by(LANES) {
+                let acc = dot_keys::<S, E, U>(s, q, keys, block_size, run.first_entry + offset);
                 for (u, acc) in acc.into_iter().enumerate() {
-                    let at = (first + u) * self.score_len + start + offset;
+                    let at = (first + u) * SCORE_LEN + position + offset;
                     let out = self.scores[at..].first_chunk_mut::<LANES>().expect("score rows are padded");
                     s.store(s.mul(acc, scale), out);
                 }
             }
+            position += run.len;
         }
     }
 
@@ -350,7 +358,7 @@ impl<'a> Work<'a> {
     #[inline(always)]
     fn weigh<S: Simd>(&mut self, s: S, unit: usize, valid: usize) -> Softmax {
         let padded = valid.next_multiple_of(LANES);
-        let scores = &mut self.scores[unit * self.score_len..][..padded];
+        let scores = &mut self.scores[unit * SCORE_LEN..][..padded];
         scores[valid..].fill(f32::NEG_INFINITY);
         let chunks = scores.as_chunks_mut::<LANES>().0;
         let mut max = s.splat(f32::NEG_INFINITY);
@@ -376,25 +384,28 @@ impl<'a> Work<'a> {
         first: usize,
         (chunk, num_valid): (usize, [usize; U]),
     ) -> usize {
-        let (block_size, dim) = (self.layer.block_size, self.layer.dim);
+        let (dim, common, end) = (self.layer.dim, num_valid[0], num_valid[U - 1]);
         let mut acc = [[s.splat(0.0); C]; U];
-        let weights: [&[f32]; U] =
-            std::array::from_fn(|u| &self.scores[(first + u) * self.score_len..][..num_valid[U - 1]]);
-        for (index, start) in (0..num_valid[U - 1]).step_by(block_size).enumerate() {
+        let weights: [&[f32]; U] = std::array::from_fn(|u| &self.scores[(first + u) * SCORE_LEN..][..end]);
+        let mut position = 0;
+        while position < end {
+            let run = self.run(split, position, end);
             // SAFETY: the positions attended to were stored before the last barrier; others are not read.
-            let values = unsafe { self.layer.head::<E>(1, self.block(split, index), self.tile.kv_head) };
-            let end = (start + block_size).min(num_valid[U - 1]);
-            for (entry, position) in (start..end).enumerate() {
-                let row = &values[entry * dim..][..dim];
+            let values = unsafe { self.layer.head::<E>(1, run.block, self.tile.kv_head) };
+            for row in values[run.first_entry * dim..][..run.len * dim].chunks_exact(dim) {
                 let v: [S::F; C] = std::array::from_fn(|c| load_columns::<S, E>(s, row, (chunk + c) * LANES));
-                for u in 0..U {
-                    if position < num_valid[u] {
-                        let weight = s.splat(weights[u][position]);
-                        for c in 0..C {
-                            acc[u][c] = s.fma(v[c], weight, acc[u][c]);
+                if position < common {
+                    for u in 0..U {
+                        accumulate(s, &mut acc[u], v, weights[u][position]);
+                    }
+                } else {
+                    for u in 0..U {
+                        if position < num_valid[u] {
+                            accumulate(s, &mut acc[u], v, weights[u][position]);
                         }
                     }
                 }
+                position += 1;
             }
         }
         for (u, acc) in acc.into_iter().enumerate() {
@@ -460,13 +471,14 @@ impl Kernel for Merge<'_> {
             if step.inputs.row_starts().last().is_none_or(|&end| token >= end as usize) {
                 continue;
             }
-            let last = step.inputs.positions()[token] as usize / split_len(layer.block_size);
+            let last = step.inputs.positions()[token] as usize / SPLIT;
             for head in 0..op.heads {
                 // SAFETY: this token's partial results: written before the last barrier, now owned by this thread.
                 let total = unsafe { step.memory.slice_mut::<f32>(op.scratch.partial_start(token, head, 0), len) };
                 for split in 1..=last {
                     // SAFETY: as above; another split than 0.
-                    let partial = unsafe { step.memory.slice::<f32>(op.scratch.partial_start(token, head, split), len) };
+                    let partial =
+                        unsafe { step.memory.slice::<f32>(op.scratch.partial_start(token, head, split), len) };
                     merge(s, total, partial);
                 }
                 write_out(s, step.memory, op, layer.dim, (token, head), total);
@@ -492,6 +504,15 @@ fn dot_keys<S: Simd, E: Float, const U: usize>(
         }
     }
     acc
+}
+
+/// `acc += v * weight`.
+#[inline(always)]
+fn accumulate<S: Simd, const C: usize>(s: S, acc: &mut [S::F; C], v: [S::F; C], weight: f32) {
+    let weight = s.splat(weight);
+    for c in 0..C {
+        acc[c] = s.fma(v[c], weight, acc[c]);
+    }
 }
 
 /// 16 values of a row from `offset`; 0 past its end.
@@ -526,14 +547,7 @@ fn merge<S: Simd>(s: S, total: &mut [f32], partial: &[f32]) {
 
 /// Divides by the sum and writes one head of one token.
 #[inline(always)]
-fn write_out<S: Simd>(
-    s: S,
-    memory: Shared,
-    op: &Attention,
-    dim: usize,
-    (token, head): (usize, usize),
-    total: &[f32],
-) {
+fn write_out<S: Simd>(s: S, memory: Shared, op: &Attention, dim: usize, (token, head): (usize, usize), total: &[f32]) {
     let columns = Columns { start: op.out.start + head * dim * size_of::<f32>(), width: dim, ..op.out };
     // SAFETY: one head of one token, which belongs to this thread's tile.
     let out = unsafe { columns.row_mut(memory, token) };

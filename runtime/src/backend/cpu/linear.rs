@@ -196,7 +196,11 @@ fn quantised_tile<S: Simd, B: Block, const M: usize>(
                     s.shift_left(s.splat_i(x.negative_sums[0] + x.negative_sums[1]), zero_bits)
                 };
                 for i in half * quads..(half + 1) * quads {
-                    dot = if B::SMALL { s.dot_small(dot, codes[i], x.codes[i]) } else { s.dot(dot, codes[i], x.codes[i]) };
+                    dot = if B::SMALL {
+                        s.dot_small(dot, codes[i], x.codes[i])
+                    } else {
+                        s.dot(dot, codes[i], x.codes[i])
+                    };
                 }
                 acc[m] = s.fma(s.mul(scale, s.splat(x.scale)), s.to_f(dot), acc[m]);
             }

@@ -85,6 +85,13 @@ fn advise_huge(_base: NonNull<u8>, _len: usize) -> bool {
     false
 }
 
+/// Memory that the system could still hand out, in bytes; `None` where it does not tell.
+pub(super) fn available_bytes() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// A buffer as the threads of a job see it.
 #[derive(Clone, Copy)]
 pub(super) struct Shared {

@@ -215,16 +215,46 @@ impl Kind {
 macro_rules! with_kind {
     ($kind:expr, $block:ident => $quantised:expr, $float:ident => $plain:expr) => {
         match $kind {
-            Kind::Nibble => { type $block = $crate::backend::cpu::repack::Nibble; $quantised }
-            Kind::NibbleMin => { type $block = $crate::backend::cpu::repack::NibbleMin; $quantised }
-            Kind::Byte => { type $block = $crate::backend::cpu::repack::Byte; $quantised }
-            Kind::ByteMin => { type $block = $crate::backend::cpu::repack::ByteMin; $quantised }
-            Kind::NibbleMinF32 => { type $block = $crate::backend::cpu::repack::NibbleMinF32; $quantised }
-            Kind::ByteMinF32 => { type $block = $crate::backend::cpu::repack::ByteMinF32; $quantised }
-            Kind::ByteHalvesF32 => { type $block = $crate::backend::cpu::repack::ByteHalvesF32; $quantised }
-            Kind::F16 => { type $float = half::f16; $plain }
-            Kind::Bf16 => { type $float = half::bf16; $plain }
-            Kind::F32 => { type $float = f32; $plain }
+            Kind::Nibble => {
+                type $block = $crate::backend::cpu::repack::Nibble;
+                $quantised
+            }
+            Kind::NibbleMin => {
+                type $block = $crate::backend::cpu::repack::NibbleMin;
+                $quantised
+            }
+            Kind::Byte => {
+                type $block = $crate::backend::cpu::repack::Byte;
+                $quantised
+            }
+            Kind::ByteMin => {
+                type $block = $crate::backend::cpu::repack::ByteMin;
+                $quantised
+            }
+            Kind::NibbleMinF32 => {
+                type $block = $crate::backend::cpu::repack::NibbleMinF32;
+                $quantised
+            }
+            Kind::ByteMinF32 => {
+                type $block = $crate::backend::cpu::repack::ByteMinF32;
+                $quantised
+            }
+            Kind::ByteHalvesF32 => {
+                type $block = $crate::backend::cpu::repack::ByteHalvesF32;
+                $quantised
+            }
+            Kind::F16 => {
+                type $float = half::f16;
+                $plain
+            }
+            Kind::Bf16 => {
+                type $float = half::bf16;
+                $plain
+            }
+            Kind::F32 => {
+                type $float = f32;
+                $plain
+            }
         }
     };
 }
@@ -375,8 +405,7 @@ fn read_q6_k_group(block: &[u8], index: usize) -> Group {
     let low = &block[half * 64 + run % 2 * GROUP..][..GROUP];
     let high = &block[128 + half * GROUP..][..GROUP];
     let codes = std::array::from_fn(|i| (low[i] >> (run / 2 * 4) & 15) | (high[i] >> (run * 2) & 3) << 4);
-    let scales = std::array::from_fn(|part| {
-        half_at(block, 208) * f32::from(block[192 + half * 8 + run * 2 + part] as i8)
-    });
+    let scales =
+        std::array::from_fn(|part| half_at(block, 208) * f32::from(block[192 + half * 8 + run * 2 + part] as i8));
     Group { codes, scales, min: 0.0 }
 }

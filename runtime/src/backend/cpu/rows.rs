@@ -55,20 +55,63 @@ pub(super) struct Norm {
 /// A row-wise op with its operands resolved; the formulas stand in `program::Op`.
 #[derive(Clone, Debug)]
 pub(super) enum RowOp {
-    Embed { table: usize, out: Columns },
-    RmsNorm { x: Columns, norm: Norm, out: Columns },
-    NormHeads { x: Columns, norm: Norm },
-    Add { residual: Columns, x: Columns },
-    AddRmsNorm { residual: Columns, x: Columns, norm: Norm, out: Columns },
+    Embed {
+        table: usize,
+        out: Columns,
+    },
+    RmsNorm {
+        x: Columns,
+        norm: Norm,
+        out: Columns,
+    },
+    NormHeads {
+        x: Columns,
+        norm: Norm,
+    },
+    Add {
+        residual: Columns,
+        x: Columns,
+    },
+    AddRmsNorm {
+        residual: Columns,
+        x: Columns,
+        norm: Norm,
+        out: Columns,
+    },
     /// Cosines, then sines, of a token's angles: once per step, for all layers.
-    Angles { inv_freq: usize, out: Columns },
-    Rope { x: Columns, angles: Columns, pairing: RopePairing, head_dim: usize },
-    StoreKv { k: Columns, v: Columns, layer: usize },
-    GatedActivation { x: Columns, out: Columns },
-    CheckFinite { x: Columns },
-    SelectRows { x: Columns, out: Columns },
+    Angles {
+        inv_freq: usize,
+        out: Columns,
+    },
+    Rope {
+        x: Columns,
+        angles: Columns,
+        pairing: RopePairing,
+        head_dim: usize,
+    },
+    StoreKv {
+        k: Columns,
+        v: Columns,
+        layer: usize,
+    },
+    GatedActivation {
+        x: Columns,
+        out: Columns,
+    },
+    /// Flags from byte `flags`, one word per token.
+    CheckFinite {
+        x: Columns,
+        flags: usize,
+    },
+    SelectRows {
+        x: Columns,
+        out: Columns,
+    },
     /// The 8-bit activations of the next linear, from byte `start`.
-    Quantise { x: Columns, start: usize },
+    Quantise {
+        x: Columns,
+        start: usize,
+    },
 }
 
 /// A chain of row-wise ops on some rows.
@@ -130,10 +173,10 @@ fn run_row<S: Simd>(s: S, step: &Step<'_>, op: &RowOp, row: usize) {
             store_kv(&step.layers[layer], step.inputs.slot_map()[row] as usize, read(k), read(v));
         }
         RowOp::GatedActivation { x, out } => gated_silu(s, read(x), write(out)),
-        RowOp::CheckFinite { x } => {
+        RowOp::CheckFinite { x, flags } => {
             let finite = read(x).iter().fold(true, |finite, x| finite & x.is_finite());
             // SAFETY: the flag of this row, which belongs to this thread.
-            let flag = unsafe { step.flags.slice_mut::<u32>(row * size_of::<u32>(), 1) };
+            let flag = unsafe { memory.slice_mut::<u32>(flags + row * size_of::<u32>(), 1) };
             flag[0] |= u32::from(!finite);
         }
         RowOp::SelectRows { x, out } => {

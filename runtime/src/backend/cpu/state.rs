@@ -25,18 +25,26 @@ impl LayerState {
     ///
     /// # Errors
     /// Out of memory, or planes that this backend's attention cannot read.
-    pub(super) fn new(layer: usize, spec: &StateSpec, num_blocks: usize, block_size: usize) -> Result<Self, DeviceError> {
+    pub(super) fn new(
+        layer: usize,
+        spec: &StateSpec,
+        num_blocks: usize,
+        block_size: usize,
+    ) -> Result<Self, DeviceError> {
         let StateSpec::Paged { planes } = spec;
         let [keys, values] = planes.as_slice() else {
-            return Err(DeviceError::Failed(format!("layer {layer}: {} planes, expected keys and values", planes.len())));
+            return Err(DeviceError::Failed(format!(
+                "layer {layer}: {} planes, expected keys and values",
+                planes.len()
+            )));
         };
         if keys != values {
             return Err(DeviceError::Failed(format!("layer {layer}: keys and values differ in shape")));
         }
         let what = format!("KV cache of layer {layer}");
         let bytes = spec.block_bytes(block_size as u32).saturating_mul(num_blocks as u64);
-        let len = usize::try_from(bytes)
-            .map_err(|_| DeviceError::OutOfMemory { what: what.clone(), needed_bytes: bytes })?;
+        let len =
+            usize::try_from(bytes).map_err(|_| DeviceError::OutOfMemory { what: what.clone(), needed_bytes: bytes })?;
         Ok(Self {
             buffer: HugeBuf::new(len, &what)?,
             heads: keys.heads as usize,

@@ -118,10 +118,8 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn zero_where_less(self, v: Self::F, x: Self::F, limit: Self::F) -> Self::F {
-        let keep = intrinsic!(Pair(
-            _mm256_cmp_ps::<_CMP_NLT_UQ>(x.0, limit.0),
-            _mm256_cmp_ps::<_CMP_NLT_UQ>(x.1, limit.1)
-        ));
+        let keep =
+            intrinsic!(Pair(_mm256_cmp_ps::<_CMP_NLT_UQ>(x.0, limit.0), _mm256_cmp_ps::<_CMP_NLT_UQ>(x.1, limit.1)));
         both!(_mm256_and_ps, v, keep)
     }
     #[inline(always)]
@@ -171,10 +169,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> Self::B {
-        intrinsic!(Pair(
-            _mm256_loadu_si256(x.as_ptr().cast()),
-            _mm256_loadu_si256(x.as_ptr().add(32).cast())
-        ))
+        intrinsic!(Pair(_mm256_loadu_si256(x.as_ptr().cast()), _mm256_loadu_si256(x.as_ptr().add(32).cast())))
     }
     #[inline(always)]
     fn nibbles(self, v: Self::B) -> (Self::B, Self::B) {

@@ -20,6 +20,9 @@ mod state;
 mod stream;
 mod tokenize;
 
+#[cfg(test)]
+mod tests;
+
 pub use config::{ServedModel, ServerConfig};
 pub use routes::router;
 pub use serve::{ServeError, run, serve};

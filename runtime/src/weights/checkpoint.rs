@@ -3,11 +3,20 @@
 //! Invariant: opening reads headers only; tensor bytes stay in the mapped files.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::HostTensor;
-use super::gguf;
+use memmap2::Mmap;
+use serde_json::Value;
+
+use super::{HostTensor, gguf, safetensors};
 use crate::error::LoadError;
+
+const CONFIG: &str = "config.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// What surrounds the tensors.
 #[derive(Clone, Debug)]
@@ -16,8 +25,10 @@ pub enum Container {
     Gguf(gguf::Metadata),
     /// A Hugging Face directory.
     HuggingFace {
-        /// config.json.
-        config: serde_json::Value,
+        /// config.json, an object.
+        config: Value,
+        /// generation_config.json, an object, where there is one.
+        generation_config: Option<Value>,
     },
 }
 
@@ -38,7 +49,72 @@ impl Checkpoint {
     /// # Errors
     /// Any `LoadError` but `Device`; nothing is allocated beyond the size of the headers.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
-        let _ = path;
-        todo!("helper weights")
+        let kind = std::fs::metadata(path).map_err(|source| io_error(path, source))?;
+        let (container, tensors) = if kind.is_dir() {
+            open_directory(path)?
+        } else if kind.is_file() {
+            let (metadata, tensors) = gguf::open(path)?;
+            (Container::Gguf(metadata), tensors)
+        } else {
+            return Err(io_error(path, std::io::Error::other("neither a file nor a directory")));
+        };
+        Ok(Self { path: path.to_path_buf(), container, tensors })
     }
+}
+
+fn open_directory(dir: &Path) -> Result<(Container, HashMap<String, HostTensor>), LoadError> {
+    let config = dir.join(CONFIG);
+    if !config.exists() {
+        return Err(LoadError::Config {
+            path: dir.to_path_buf(),
+            key: CONFIG.to_string(),
+            problem: "not found: a model is a .gguf file, or a directory with config.json and model.safetensors".into(),
+        });
+    }
+    let config = read_json(&config, MAX_CONFIG_BYTES)?;
+    let generation_config = dir.join(GENERATION_CONFIG);
+    let generation_config =
+        generation_config.exists().then(|| read_json(&generation_config, MAX_CONFIG_BYTES)).transpose()?;
+    Ok((Container::HuggingFace { config, generation_config }, safetensors::open(dir)?))
+}
+
+fn io_error(path: &Path, source: std::io::Error) -> LoadError {
+    LoadError::Io { path: path.to_path_buf(), source }
+}
+
+/// Maps a whole file for reading.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn map_file(path: &Path) -> Result<Arc<Mmap>, LoadError> {
+    let file = File::open(path).map_err(|source| io_error(path, source))?;
+    // SAFETY: the map is private and read-only, and every byte pattern is a valid u8. What remains is that someone cuts
+    // the file short while it is mapped: reading beyond its new end then ends the process (SIGBUS), which is the
+    // documented price of not copying weights.
+    let map = unsafe { Mmap::map(&file) }.map_err(|source| io_error(path, source))?;
+    Ok(Arc::new(map))
+}
+
+/// Reads a JSON object from a file of at most `max_bytes`.
+///
+/// # Errors
+/// `Io`, `Malformed` for a larger file, for text that is not JSON and for a value that is not an object.
+pub(crate) fn read_json(path: &Path, max_bytes: u64) -> Result<Value, LoadError> {
+    let malformed = |field: &str, problem: String| LoadError::Malformed {
+        path: path.to_path_buf(),
+        field: field.to_string(),
+        offset: 0,
+        problem,
+    };
+    let mut text = Vec::new();
+    let file = File::open(path).map_err(|source| io_error(path, source))?;
+    file.take(max_bytes + 1).read_to_end(&mut text).map_err(|source| io_error(path, source))?;
+    if text.len() as u64 > max_bytes {
+        return Err(malformed("file", format!("more than {max_bytes} bytes")));
+    }
+    let value: Value = serde_json::from_slice(&text).map_err(|error| malformed("JSON", error.to_string()))?;
+    if !value.is_object() {
+        return Err(malformed("JSON", "expected an object".to_string()));
+    }
+    Ok(value)
 }

@@ -6,7 +6,9 @@
 pub mod checkpoint;
 pub mod format;
 pub mod gguf;
-pub mod safetensors;
+mod safetensors;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::sync::Arc;
 

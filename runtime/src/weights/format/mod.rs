@@ -1,6 +1,24 @@
 //! How a weight's bytes mean numbers: one file per format, one row per format in the table below.
 //!
-//! Invariant: `dequantize` is the definition of a format; every kernel of every backend is tested against it.
+//! Invariant: `dequantize` is the definition of a format; every kernel of every backend is tested against it. It takes
+//! bytes of any alignment, as they lie in a mapped file. Containers ask the table which format a type id or name means.
+//!
+//! The quantised layouts and their arithmetic are ggml's (`ggml-quants.c`), in f32, so that values agree bit for bit.
+
+mod float;
+mod k_scales;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+#[cfg(test)]
+mod tests;
+
+use float::{bf16_le, f16_le, f32_le};
 
 /// A format of stored weights. Names follow GGUF and safetensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
@@ -19,30 +37,90 @@ pub enum WeightFormat {
     Q6K,
 }
 
+/// What a format is, once.
+struct FormatInfo {
+    format: WeightFormat,
+    name: &'static str,
+    /// `enum ggml_type` of GGUF files.
+    ggml_type: u32,
+    /// Elements per block, all of one row.
+    block_len: usize,
+    block_bytes: usize,
+    /// Whole blocks to f32.
+    dequantize: fn(&[u8], &mut [f32]),
+}
+
+macro_rules! info {
+    ($format:ident, $name:literal, $ggml_type:literal, $layout:ident) => {
+        FormatInfo {
+            format: WeightFormat::$format,
+            name: $name,
+            ggml_type: $ggml_type,
+            block_len: $layout::BLOCK_LEN,
+            block_bytes: $layout::BLOCK_BYTES,
+            dequantize: $layout::dequantize,
+        }
+    };
+}
+
+/// In the order of the enum.
+static TABLE: [FormatInfo; 11] = [
+    info!(F32, "F32", 0, f32_le),
+    info!(F16, "F16", 1, f16_le),
+    info!(Bf16, "BF16", 30, bf16_le),
+    info!(Q8_0, "Q8_0", 8, q8_0),
+    info!(Q4_0, "Q4_0", 2, q4_0),
+    info!(Q4_1, "Q4_1", 3, q4_1),
+    info!(Q5_0, "Q5_0", 6, q5_0),
+    info!(Q5_1, "Q5_1", 7, q5_1),
+    info!(Q4K, "Q4_K", 12, q4_k),
+    info!(Q5K, "Q5_K", 13, q5_k),
+    info!(Q6K, "Q6_K", 14, q6_k),
+];
+
 impl WeightFormat {
+    /// Every format, in table order.
+    pub fn all() -> impl ExactSizeIterator<Item = Self> {
+        TABLE.iter().map(|info| info.format)
+    }
+
+    /// The names of all formats, for error messages.
+    pub fn supported_names() -> String {
+        TABLE.iter().map(|info| info.name).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The format of a GGUF tensor type, if it is supported.
+    pub fn from_ggml_type(id: u32) -> Option<Self> {
+        TABLE.iter().find(|info| info.ggml_type == id).map(|info| info.format)
+    }
+
+    /// The format of a safetensors dtype (`F32`, `F16`, `BF16`), if it is supported.
+    pub fn from_safetensors_dtype(dtype: &str) -> Option<Self> {
+        TABLE.iter().find(|info| info.block_len == 1 && info.name == dtype).map(|info| info.format)
+    }
+
+    fn info(self) -> &'static FormatInfo {
+        &TABLE[self as usize]
+    }
+
+    /// The name in GGUF and safetensors: `F16`, `Q4_K`.
+    pub fn name(self) -> &'static str {
+        self.info().name
+    }
+
+    /// The id of this format in a GGUF file (`enum ggml_type`).
+    pub fn ggml_type(self) -> u32 {
+        self.info().ggml_type
+    }
+
     /// Elements per block, all of one row.
     pub fn block_len(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K => 256,
-        }
+        self.info().block_len
     }
 
     /// Bytes per block.
     pub fn block_bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::Q8_0 => 34,
-            Self::Q4_0 => 18,
-            Self::Q4_1 => 20,
-            Self::Q5_0 => 22,
-            Self::Q5_1 => 24,
-            Self::Q4K => 144,
-            Self::Q5K => 176,
-            Self::Q6K => 210,
-        }
+        self.info().block_bytes
     }
 
     /// Bytes of a tensor of this shape; `None` when the row is not a multiple of the block or the product overflows.
@@ -55,9 +133,34 @@ impl WeightFormat {
         (elements / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// Dequantises whole blocks: `bytes` holds exactly `out.len()` elements.
+    /// Dequantises whole blocks: `bytes` holds exactly `out.len()` elements, at any alignment.
+    ///
+    /// # Panics
+    /// When the two lengths do not belong together.
     pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) {
-        let _ = (bytes, out);
-        todo!("helper weights")
+        assert_eq!(self.bytes_of(&[out.len()]), Some(bytes.len()), "bytes and elements of {} differ", self.name());
+        (self.info().dequantize)(bytes, out);
     }
+}
+
+impl std::fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Calls `one(block, elements)` for each block.
+fn for_blocks<const BYTES: usize, const LEN: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    one: impl Fn(&[u8; BYTES], &mut [f32; LEN]),
+) {
+    for (block, elements) in bytes.as_chunks::<BYTES>().0.iter().zip(out.as_chunks_mut::<LEN>().0) {
+        one(block, elements);
+    }
+}
+
+/// The little-endian f16 at `at`.
+fn f16_at(block: &[u8], at: usize) -> f32 {
+    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }

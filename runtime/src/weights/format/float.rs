@@ -1,0 +1,21 @@
+//! F32, F16, BF16: one little-endian float per element, no blocks.
+
+macro_rules! float_format {
+    ($name:ident, $bytes:literal, $to_f32:expr) => {
+        pub(super) mod $name {
+            pub(in super::super) const BLOCK_LEN: usize = 1;
+            pub(in super::super) const BLOCK_BYTES: usize = $bytes;
+
+            /// Whole elements to f32.
+            pub(in super::super) fn dequantize(bytes: &[u8], out: &mut [f32]) {
+                for (element, value) in bytes.as_chunks::<$bytes>().0.iter().zip(out) {
+                    *value = $to_f32(*element);
+                }
+            }
+        }
+    };
+}
+
+float_format!(f32_le, 4, f32::from_le_bytes);
+float_format!(f16_le, 2, |bytes| half::f16::from_le_bytes(bytes).to_f32());
+float_format!(bf16_le, 2, |bytes| half::bf16::from_le_bytes(bytes).to_f32());

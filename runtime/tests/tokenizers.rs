@@ -1,0 +1,231 @@
+//! Both tokenizer origins against the official implementations, on the committed vocabularies and corpus.
+//!
+//! The rule: ids equal Hugging Face's (`*.hf.json`) and llama.cpp's (`*.expected.json`). Where those two differ (`qwen2`:
+//! composing characters, `tekken`: letter classes; see `tests/fixtures/README.md`) Hugging Face's count, for both
+//! origins: they are what such models were trained with.
+
+use std::path::{Path, PathBuf};
+
+use runtime::ids::TokenId;
+use runtime::text::{ChatInput, TextModel, TextStreamOptions};
+use runtime::weights::Checkpoint;
+use serde_json::{Map, Value, json};
+
+const BYTE_LEVEL: [&str; 6] = ["smollm", "llama-bpe", "qwen2", "gpt-2", "default", "tekken"];
+const ALL: [&str; 7] = ["smollm", "llama-bpe", "qwen2", "gpt-2", "default", "tekken", "llama"];
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
+}
+
+fn read(name: &str) -> Value {
+    let path = fixtures().join("tokenizers").join(name);
+    serde_json::from_slice(&std::fs::read(path).expect("the fixture is there")).expect("the fixture is JSON")
+}
+
+fn corpus() -> Vec<String> {
+    serde_json::from_value(read("corpus.json")).expect("a list of strings")
+}
+
+fn ids(json: &Value) -> Vec<TokenId> {
+    serde_json::from_value(json.clone()).expect("a list of ids")
+}
+
+fn from_gguf(name: &str) -> TextModel {
+    let checkpoint = Checkpoint::open(&fixtures().join(format!("tokenizers/{name}.gguf"))).expect("the file opens");
+    TextModel::load(&checkpoint, None, None).expect("the tokenizer loads")
+}
+
+fn from_json(name: &str) -> TextModel {
+    let dir = fixtures().join("tokenizers");
+    let checkpoint = Checkpoint::open(&dir.join(format!("{name}.gguf"))).expect("the file opens");
+    TextModel::load(&checkpoint, Some(&dir.join(format!("{name}.json"))), None).expect("the tokenizer loads")
+}
+
+fn library(name: &str) -> tokenizers::Tokenizer {
+    tokenizers::Tokenizer::from_file(fixtures().join(format!("tokenizers/{name}.json"))).expect("the library loads it")
+}
+
+#[test]
+fn gguf_vocabularies_give_the_official_ids() {
+    for name in ALL {
+        let (model, official, llama_cpp) =
+            (from_gguf(name), read(&format!("{name}.hf.json")), read(&format!("{name}.expected.json")));
+        let mut num_different = 0;
+        for (index, text) in corpus().iter().enumerate() {
+            let special = ids(&official["ids"][index]);
+            assert_eq!(model.encode(text, false, true), special, "{name}: {text:?} with special tokens");
+            let differs = special != ids(&llama_cpp["ids_special"][index]);
+            num_different += usize::from(differs);
+            if !differs {
+                let plain = ids(&llama_cpp["ids"][index]);
+                assert_eq!(model.encode(text, false, false), plain, "{name}: {text:?} as plain text");
+            }
+        }
+        let expected = match name {
+            "qwen2" => 4,
+            "tekken" => 10,
+            _ => 0,
+        };
+        assert_eq!(num_different, expected, "{name}: strings where llama.cpp is not the official tokenizer");
+        assert_eq!(model.encode("Hello", true, false), ids(&llama_cpp["with_bos"]), "{name}: BOS");
+        assert_eq!(model.encode("Hello", true, false), ids(&official["with_bos"]), "{name}: BOS");
+    }
+}
+
+#[test]
+fn both_origins_agree() {
+    for name in ALL {
+        let (gguf, json) = (from_gguf(name), from_json(name));
+        for text in corpus() {
+            for special in [false, true] {
+                let expected = json.encode(&text, true, special);
+                assert_eq!(gguf.encode(&text, true, special), expected, "{name}: {text:?}, special {special}");
+                assert_eq!(gguf.decode(&expected, special), json.decode(&expected, special), "{name}: {text:?}");
+            }
+        }
+        assert_eq!(gguf.vocab_size(), json.vocab_size());
+        for id in (0..gguf.vocab_size() as u32).map(TokenId) {
+            assert_eq!(gguf.token_bytes(id), json.token_bytes(id), "{name}: {id}");
+            assert_eq!(gguf.token_str(id), json.token_str(id), "{name}: {id}");
+            assert_eq!(gguf.is_special(id), json.is_special(id), "{name}: {id}");
+        }
+    }
+}
+
+#[test]
+fn decoding_is_the_librarys_and_streaming_is_decoding() {
+    for name in ALL {
+        let (model, library) = (from_gguf(name), library(name));
+        for text in corpus() {
+            let ids = model.encode(&text, true, true);
+            let raw: Vec<u32> = ids.iter().map(|id| id.0).collect();
+            for skip_special in [false, true] {
+                let whole = model.decode(&ids, skip_special);
+                assert_eq!(whole, library.decode(&raw, skip_special).expect("decodes"), "{name}: {text:?}");
+                let mut detokenizer = model.detokenizer(skip_special, false);
+                let mut streamed: String = ids.iter().map(|&id| detokenizer.push(id)).collect();
+                streamed.push_str(&detokenizer.flush());
+                assert_eq!(streamed, whole, "{name}: {text:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn plain_text_comes_back() {
+    for name in ALL.into_iter().filter(|&name| name != "qwen2") {
+        let model = from_gguf(name);
+        // SentencePiece writes a space as U+2581, so that character itself comes back as a space.
+        for text in corpus().into_iter().filter(|text| name != "llama" || !text.contains('\u{2581}')) {
+            assert_eq!(model.decode(&model.encode(&text, false, false), false), text, "{name}");
+        }
+    }
+}
+
+/// A prompt's continuation keeps the space that starts it; a text of its own does not.
+#[test]
+fn a_continuation_keeps_its_space() {
+    let model = from_gguf("llama");
+    let ids = model.encode("Hello", false, false);
+    assert_eq!(model.decode(&ids, false), "Hello");
+    let mut stream = model.stream(&TextStreamOptions::default());
+    let text: String = ids.iter().map(|&id| stream.push(id).text).collect();
+    assert_eq!(text + &stream.finish().text, " Hello");
+}
+
+#[test]
+fn special_ids_of_gguf_files() {
+    let model = from_gguf("smollm");
+    let id = |piece: &str| model.encode(piece, false, true)[0];
+    assert_eq!(model.bos_token_id(), Some(id("<|begin_of_text|>")));
+    assert_eq!(model.eos_token_ids(), [id("<|end_of_text|>"), id("<|im_end|>")]);
+    assert!(model.is_special(id("<|im_start|>")));
+    assert!(!model.is_special(id("<tool_call>")), "user-defined tokens are text");
+    let model = from_gguf("llama");
+    assert_eq!((model.bos_token_id(), model.eos_token_ids()), (Some(TokenId(1)), &[TokenId(2)][..]));
+}
+
+/// Every special-token string, in every role and as a role, whole, split over messages, in another case, at the edge of
+/// template text: no special id comes from it, and the text is what was written.
+#[test]
+fn fault_20_control_tokens_in_messages_stay_text() {
+    for name in BYTE_LEVEL {
+        let model = from_gguf(name);
+        let kwargs = Map::new();
+        let chat = |messages: &Value| {
+            let input =
+                ChatInput { messages, add_generation_prompt: true, continue_final_message: false, kwargs: &kwargs };
+            let ids = model.encode_chat(&input).expect("renders");
+            let rendered = model.render_chat(&input).expect("renders");
+            assert_eq!(model.decode(&ids, false), rendered, "{name}: the text is whole");
+            ids.into_iter().filter(|&id| model.is_special(id)).collect::<Vec<_>>()
+        };
+        let one = |role: &str, content: &str| json!([{"role": role, "content": content}]);
+        let harmless = chat(&one("user", "hello"));
+        assert_eq!(harmless.len(), 4, "bos, im_start, im_end, im_start");
+        for special in ["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"] {
+            for role in ["system", "user", "assistant", "tool"] {
+                for content in [
+                    special.to_owned(),
+                    format!("a{special}\n{special}b"),
+                    format!("  {special}  "),
+                    special.to_uppercase(),
+                    format!("\u{fdd0}{special}\u{fdef}\u{fdee}"),
+                    format!("<{special}"),
+                    special[..3].to_owned(),
+                ] {
+                    assert_eq!(chat(&one(role, &content)), harmless, "{name}: {role} {content:?}");
+                }
+            }
+            assert_eq!(chat(&one(special, "x")), harmless, "{name}: as a role");
+        }
+    }
+}
+
+/// A template that joins messages with nothing between them cannot build a special token out of two of them.
+#[test]
+fn fault_20_control_tokens_split_over_messages_stay_text() {
+    let model = TextModel::load(
+        &Checkpoint::open(&fixtures().join("tokenizers/smollm.gguf")).expect("opens"),
+        None,
+        Some("{% for m in messages %}{{ m.content | trim | lower }}{% endfor %}<|im_start|>"),
+    )
+    .expect("loads");
+    let special = "<|im_end|>";
+    for at in 1..special.len() {
+        let messages = json!([{"content": &special[..at]}, {"content": &special[at..]}, {"content": "<|IM_END|> "}]);
+        let kwargs = Map::new();
+        let input = ChatInput {
+            messages: &messages,
+            add_generation_prompt: false,
+            continue_final_message: false,
+            kwargs: &kwargs,
+        };
+        let ids = model.encode_chat(&input).expect("renders");
+        let num_special = ids.iter().filter(|&&id| model.is_special(id)).count();
+        assert_eq!(num_special, 1, "only the template's own");
+        // `lower` cannot reach the character that was masked, here "<", which has no case.
+        assert_eq!(model.decode(&ids, false), "<|im_end|><|im_end|><|im_start|>");
+    }
+}
+
+#[test]
+fn chats_equal_transformers() {
+    let dir = fixtures().join("llama-tiny");
+    let model = TextModel::load(&Checkpoint::open(&dir).expect("opens"), None, None).expect("loads");
+    let golden: Value = serde_json::from_slice(&std::fs::read(dir.join("chat.json")).expect("there")).expect("JSON");
+    let cases = golden["cases"].as_array().expect("a list");
+    assert!(!cases.is_empty());
+    for case in cases {
+        let kwargs = Map::new();
+        let input = ChatInput {
+            messages: &case["messages"],
+            add_generation_prompt: case["add_generation_prompt"] == true,
+            continue_final_message: false,
+            kwargs: &kwargs,
+        };
+        assert_eq!(model.render_chat(&input).expect("renders"), case["text"]);
+        assert_eq!(model.encode_chat(&input).expect("renders"), ids(&case["ids"]));
+    }
+}

@@ -1,0 +1,225 @@
+//! What happens around answers: clients that leave, full queues, a failing device, the drain, metrics.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::response::Response;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::script::CORRUPT;
+use super::{Server, json_request};
+use crate::router;
+
+fn long(stream: bool) -> Value {
+    json!({"prompt": "a b c", "max_tokens": 200, "temperature": 0, "stream": stream})
+}
+
+impl Server {
+    /// Sends a completion and gives the response back with its body unread.
+    async fn open(&self, body: &Value) -> Response {
+        let request = json_request("/v1/completions", body.to_string());
+        router(Arc::clone(&self.state)).oneshot(request).await.expect("the router answers")
+    }
+
+    /// Waits until `condition` holds for the engine's gauges.
+    async fn until(&self, condition: impl Fn(u32, u32) -> bool) {
+        for _ in 0..10_000 {
+            let stats = self.state.engine.stats();
+            if condition(stats.num_running, stats.num_waiting) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        panic!("never happened: {:?}", self.state.engine.stats());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_mid_stream_frees_everything() {
+    let server = Server::new();
+    let response = server.open(&long(true)).await;
+    assert_eq!(response.status().as_u16(), 200);
+    server.controls.hold();
+    drop(response);
+    server.controls.release();
+    server.idle().await;
+    assert_eq!(server.metric("vllm:request_success_total{finished_reason=\"abort\"}").await, 1.0);
+    assert_eq!(server.get("/load").await.json(), json!({"server_load": 0}));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_while_waiting_frees_all_choices() {
+    for stream in [false, true] {
+        let server = Server::new();
+        server.controls.hold();
+        // More choices than rows: some run, some wait.
+        let mut body = long(stream);
+        body["n"] = 20.into();
+        body["temperature"] = 1.into();
+        let request = tokio::time::timeout(Duration::from_secs(60), server.open(&body));
+        let mut request = Box::pin(request);
+        tokio::select! {
+            _ = &mut request => panic!("no step ended"),
+            () = server.until(|running, waiting| running + waiting >= 20) => {}
+        }
+        drop(request);
+        server.controls.release();
+        server.idle().await;
+        assert_eq!(server.metric("vllm:request_success_total{finished_reason=\"abort\"}").await, 20.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_queue_is_503_with_retry_after_and_counted() {
+    let server = Server::with(|_, engine| (engine.max_num_seqs, engine.max_num_queued_reqs) = (1, 1));
+    server.controls.hold();
+    let bodies = [long(false), long(false)];
+    let (first, second) = (server.open(&bodies[0]), server.open(&bodies[1]));
+    let refused = async {
+        server.until(|running, waiting| running + waiting == 2).await;
+        let answer = server.complete(long(false)).await;
+        server.controls.release();
+        answer
+    };
+    let (first, second, refused) = tokio::join!(first, second, refused);
+    assert_eq!((first.status().as_u16(), second.status().as_u16()), (200, 200));
+    refused.refused(503);
+    assert_eq!(refused.headers["retry-after"], "1");
+    assert_eq!(server.metric("vllm:admission_rejections_total{reason=\"max_num_queued_reqs\"}").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_device_is_500_before_the_first_token_and_an_event_after_it() {
+    let server = Server::new();
+    let streaming = server.open(&long(true)).await;
+    assert_eq!(streaming.status().as_u16(), 200);
+    server.controls.hold();
+    let whole = async { server.complete(long(false)).await };
+    let fail = async {
+        server.until(|running, waiting| running + waiting >= 1).await;
+        server.controls.fail();
+        server.controls.release();
+    };
+    let (whole, ()) = tokio::join!(whole, fail);
+    // The first request may have ended before the step was held; the second never had a token or was refused.
+    assert!([500, 503].contains(&whole.status.as_u16()), "{}", whole.body);
+    let bytes = axum::body::to_bytes(streaming.into_body(), usize::MAX).await.expect("the body ends");
+    let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
+    if !text.contains("\"length\"") {
+        assert!(!text.contains("[DONE]"), "{text}");
+        assert!(text.trim_end().lines().last().is_some_and(|line| line.contains("\"error\"")), "{text}");
+    }
+    server.get("/health").await.refused(503);
+    server.get("/ready").await.refused(503);
+    assert_eq!(server.get("/live").await.status.as_u16(), 200);
+    server.complete(long(false)).await.refused(503);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn values_that_are_not_finite_end_one_request_only() {
+    let server = Server::new();
+    let bad = async {
+        for stream in [false, true] {
+            let body = json!({"prompt": [40, CORRUPT, 41], "max_tokens": 5, "stream": stream});
+            server.complete(body).await.refused(500);
+        }
+    };
+    let good = async { server.complete(long(false)).await.json() };
+    let ((), good) = tokio::join!(bad, good);
+    assert_eq!(good["choices"][0]["text"], server.said(200));
+    assert_eq!(server.metric("vllm:corrupted_requests_total").await, 2.0);
+    assert_eq!(server.get("/health").await.status.as_u16(), 200);
+}
+
+#[tokio::test]
+async fn metrics_count_what_happened_under_vllms_names() {
+    let server = Server::new();
+    for _ in 0..2 {
+        server.complete(json!({"prompt": "The sea is blue", "max_tokens": 9, "temperature": 0})).await.json();
+    }
+    let text = server.get("/metrics").await;
+    assert_eq!(text.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    let prompt = server.state.text.encode("The sea is blue", true, true).len() as f64;
+    for (series, value) in [
+        ("vllm:num_requests_running", 0.0),
+        ("vllm:num_requests_waiting", 0.0),
+        ("vllm:kv_cache_usage_perc", 0.0),
+        ("vllm:prompt_tokens_total", 2.0 * prompt),
+        ("vllm:generation_tokens_total", 18.0),
+        ("vllm:request_success_total{finished_reason=\"length\"}", 2.0),
+        ("vllm:time_to_first_token_seconds_count", 2.0),
+        ("vllm:inter_token_latency_seconds_count", 16.0),
+        ("vllm:request_time_per_output_token_seconds_count", 2.0),
+        ("vllm:e2e_request_latency_seconds_count", 2.0),
+        ("vllm:request_queue_time_seconds_count", 2.0),
+        ("vllm:request_prefill_time_seconds_count", 2.0),
+        ("vllm:request_prompt_tokens_sum", 2.0 * prompt),
+        ("vllm:request_generation_tokens_bucket{le=\"10.0\"}", 2.0),
+        ("vllm:request_params_max_tokens_sum", 18.0),
+        ("vllm:request_params_n_sum", 2.0),
+        ("vllm:iteration_tokens_total_count", server.controls.num_steps() as f64),
+        ("vllm:num_preemptions_total", 0.0),
+        ("vllm:cache_config_info{block_size=\"4\"}", 1.0),
+        ("vllm:cache_config_info{num_gpu_blocks=\"512\"}", 1.0),
+    ] {
+        assert_eq!(server.metric(series).await, value, "{series}");
+    }
+    assert!(server.metric("vllm:prefix_cache_hits_total").await > 0.0);
+    let line = text.body.lines().find(|line| line.starts_with("vllm:num_requests_running{")).expect("a gauge");
+    assert!(line.contains("model_name=\"org/tiny\"") && line.contains("engine=\"0\""), "{line}");
+    assert!(text.body.contains("# TYPE vllm:prompt_tokens_total counter"), "{}", text.body);
+    assert!(!text.body.contains("# EOF"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_drain_lets_running_requests_end_and_refuses_new_ones() {
+    let server = Server::new();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let (stop, signals) = tokio::sync::mpsc::channel(2);
+    let serving = tokio::spawn(crate::serve(listener, Arc::clone(&server.state), signals));
+    let streaming = server.open(&long(true)).await;
+    stop.send(()).await.expect("the server listens");
+    while server.get("/health").await.status.as_u16() == 200 {
+        tokio::task::yield_now().await;
+    }
+    server.complete(long(false)).await.refused(503);
+    let bytes = axum::body::to_bytes(streaming.into_body(), usize::MAX).await.expect("the body ends");
+    assert!(bytes.ends_with(b"data: [DONE]\n\n"));
+    serving.await.expect("joined").expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_server_ends_with_an_error_when_its_engine_fails() {
+    let server = Server::new();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let (_stop, signals) = tokio::sync::mpsc::channel(2);
+    let serving = tokio::spawn(crate::serve(listener, Arc::clone(&server.state), signals));
+    server.controls.fail();
+    server.complete(long(false)).await.refused(500);
+    let ended = serving.await.expect("joined");
+    assert!(matches!(&ended, Err(crate::ServeError::Engine(why)) if why.contains("on purpose")), "{ended:?}");
+}
+
+#[tokio::test]
+async fn the_cache_is_forgotten_on_the_admin_route_only_where_it_is_enabled() {
+    let server = Server::with(|config, _| config.enable_admin = true);
+    let body = json!({"prompt": "The sea is blue and wide", "max_tokens": 1});
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    server.complete(body.clone()).await;
+    assert!(cached(&server.complete(body.clone()).await.json()) > Some(0));
+    assert_eq!(server.post("/reset_prefix_cache", "").await.status.as_u16(), 200);
+    assert_eq!(cached(&server.complete(body).await.json()), Some(0));
+}
+
+#[tokio::test]
+async fn tenants_with_different_salts_share_no_cache() {
+    let server = Server::new();
+    let ask = async |salt: &str| {
+        let body = json!({"prompt": "The sea is blue and wide", "max_tokens": 1, "cache_salt": salt});
+        server.complete(body).await.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
+    };
+    assert_eq!(ask("one").await, Some(0));
+    assert_eq!(ask("two").await, Some(0));
+    assert!(ask("one").await > Some(0));
+}

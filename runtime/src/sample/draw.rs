@@ -17,9 +17,10 @@ pub(super) struct Noise {
     position: u32,
 }
 
-/// Blocks of four tokens whose words are made at once.
+/// Blocks of four tokens whose words are made at once: enough for compilers to keep the rounds in SIMD loops.
 const LANES: usize = 16;
-const TOKENS: usize = 4 * LANES;
+/// Tokens that are looked at together.
+const TOKENS: usize = 64;
 
 impl Noise {
     /// For the token at absolute `position` of a sequence with this seed.
@@ -33,12 +34,19 @@ impl Noise {
         words[id as usize % 4][0]
     }
 
-    /// The words of the `TOKENS` tokens from `first` on, a multiple of 4: that of token `first + 4 * lane + w` is
-    /// `[w][lane]`.
+    /// The words of the `TOKENS` tokens from `first` on, a multiple of 4.
     #[inline(always)]
-    fn words(self, first: u32) -> [[u32; LANES]; 4] {
-        let blocks = std::array::from_fn(|lane| (first / 4).wrapping_add(lane as u32));
-        philox4x32([blocks, [self.position; LANES], [0; LANES], [0; LANES]], self.key)
+    fn words(self, first: u32) -> [u32; TOKENS] {
+        let mut in_order = [0; TOKENS];
+        for (index, group) in in_order.as_chunks_mut::<{ 4 * LANES }>().0.iter_mut().enumerate() {
+            let block = first / 4 + (index * LANES) as u32;
+            let blocks = std::array::from_fn(|lane| block + lane as u32);
+            let words = philox4x32([blocks, [self.position; LANES], [0; LANES], [0; LANES]], self.key);
+            for (i, word) in group.iter_mut().enumerate() {
+                *word = words[i % 4][i / 4];
+            }
+        }
+        in_order
     }
 }
 
@@ -89,14 +97,7 @@ pub(super) fn from_row(row: &ScaledRow<'_>, best: TokenId, noise: Noise) -> Toke
     let (chunks, tail) = row.logits.as_chunks::<TOKENS>();
     for (index, logits) in chunks.iter().enumerate() {
         let first = (index * TOKENS) as u32;
-        let words = noise.words(first);
-        let mut in_order = [0; TOKENS];
-        for lane in 0..LANES {
-            for (w, words) in words.iter().enumerate() {
-                in_order[4 * lane + w] = words[lane];
-            }
-        }
-        offer_chunk(&mut winner, row, logits, first, &in_order);
+        offer_chunk(&mut winner, row, logits, first, &noise.words(first));
     }
     let first = (chunks.len() * TOKENS) as u32;
     for (id, &logit) in (first..).zip(tail) {
@@ -177,7 +178,7 @@ mod tests {
         let noise = Noise::new(0x1234_5678_9abc_def0, 77);
         let words = noise.words(128);
         for id in 128..128 + TOKENS as u32 {
-            assert_eq!(words[id as usize % 4][(id as usize - 128) / 4], noise.word(id));
+            assert_eq!(words[id as usize - 128], noise.word(id));
         }
     }
 

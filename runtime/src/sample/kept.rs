@@ -8,6 +8,9 @@ use std::cmp::Ordering;
 use super::exp::{exp, sum_of_exp};
 use super::temperature::ScaledRow;
 
+/// Logits that are tested together.
+const CHUNK: usize = 64;
+
 /// A token that may be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
@@ -71,8 +74,9 @@ impl<'a> Kept<'a> {
         }
         self.is_list = true;
         self.list.clear();
-        let candidates = row.logits.iter().zip(0..).map(|(&logit, id)| Candidate { logit, id });
-        self.list.extend(candidates.filter(|candidate| row.scaled(candidate.logit) >= floor));
+        for (index, chunk) in row.logits.chunks(CHUNK).enumerate() {
+            push_passing(self.list, index, chunk, |logit| row.scaled(logit) >= floor);
+        }
     }
 
     /// Keeps the best `count` tokens.
@@ -91,25 +95,29 @@ impl<'a> Kept<'a> {
 /// A pass with a rising floor: whenever twice as many as needed are there, the worse half goes, and what does not beat the
 /// worst kept one is not looked at any more. Later equals lose, as their ids are higher.
 pub(super) fn best_of(logits: &[f32], count: usize, list: &mut Vec<Candidate>) {
-    const CHUNK: usize = 64;
     list.clear();
     let room = count.saturating_mul(2).max(CHUNK);
     let mut floor = f32::NEG_INFINITY;
     for (index, chunk) in logits.chunks(CHUNK).enumerate() {
-        // Most chunks have nothing above the floor, and this test is SIMD.
-        if !chunk.iter().fold(false, |any, &logit| any | (logit > floor)) {
-            continue;
-        }
-        for (within, &logit) in chunk.iter().enumerate() {
-            if logit > floor {
-                list.push(Candidate { logit, id: (index * CHUNK + within) as u32 });
-            }
-        }
+        push_passing(list, index, chunk, |logit| logit > floor);
         if list.len() > room {
             floor = truncate_to_best(list, count);
         }
     }
     truncate_to_best(list, count);
+}
+
+/// Adds the tokens of a chunk whose logits pass. Most chunks have none, and that test is SIMD.
+#[inline(always)]
+fn push_passing(list: &mut Vec<Candidate>, index: usize, chunk: &[f32], passes: impl Fn(f32) -> bool) {
+    if !chunk.iter().fold(false, |any, &logit| any | passes(logit)) {
+        return;
+    }
+    for (id, &logit) in ((index * CHUNK) as u32..).zip(chunk) {
+        if passes(logit) {
+            list.push(Candidate { logit, id });
+        }
+    }
 }
 
 /// Keeps the best `count`; returns the logit of the worst of them (-inf if there are fewer).

@@ -2,26 +2,29 @@
 //! random (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"). It has no state, so that any
 //! number can be asked for at any time, on any device.
 
-const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: u32 = 10;
 
 /// `LANES` counters at once, word by word: `counters[w][lane]` in, as many random words out.
+///
+/// Words live in the low halves of 64-bit lanes, whatever the high halves hold: that is the operand that SIMD multiplies
+/// of 32 by 32 bits take, so that no round shuffles.
 #[inline(always)]
-pub(super) fn philox4x32<const LANES: usize>(mut counters: [[u32; LANES]; 4], mut key: [u32; 2]) -> [[u32; LANES]; 4] {
-    let wide = |a: u32, b: u32| u64::from(a) * u64::from(b);
+pub(super) fn philox4x32<const LANES: usize>(counters: [[u32; LANES]; 4], mut key: [u32; 2]) -> [[u32; LANES]; 4] {
+    let product = |word: u64, multiplier: u64| (word & 0xffff_ffff).wrapping_mul(multiplier);
+    let mut words = counters.map(|lanes| lanes.map(u64::from));
     for _ in 0..ROUNDS {
-        for lane in 0..LANES {
-            let [c0, c1, c2, c3] = [counters[0][lane], counters[1][lane], counters[2][lane], counters[3][lane]];
-            let (low, high) = (wide(c0, MULTIPLIERS[0]), wide(c2, MULTIPLIERS[1]));
-            counters[0][lane] = (high >> 32) as u32 ^ c1 ^ key[0];
-            counters[1][lane] = high as u32;
-            counters[2][lane] = (low >> 32) as u32 ^ c3 ^ key[1];
-            counters[3][lane] = low as u32;
+        let [k0, k1] = key.map(u64::from);
+        let [w0, w1, w2, w3] = &mut words;
+        for (((w0, w1), w2), w3) in w0.iter_mut().zip(w1).zip(w2).zip(w3) {
+            let (p0, p1) = (product(*w0, MULTIPLIERS[0]), product(*w2, MULTIPLIERS[1]));
+            (*w0, *w1) = ((p1 >> 32) ^ *w1 ^ k0, p1);
+            (*w2, *w3) = ((p0 >> 32) ^ *w3 ^ k1, p0);
         }
         key = [key[0].wrapping_add(KEY_STEPS[0]), key[1].wrapping_add(KEY_STEPS[1])];
     }
-    counters
+    words.map(|lanes| lanes.map(|word| word as u32))
 }
 
 #[cfg(test)]

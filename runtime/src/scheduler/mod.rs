@@ -190,6 +190,11 @@ impl Scheduler {
         self.waiting.len() as u32
     }
 
+    /// Places for sequences that were ever made: as many as ever lived at once.
+    pub fn num_slots(&self) -> usize {
+        self.slab.len()
+    }
+
     /// The step that the next plan will be.
     pub fn next_step(&self) -> u64 {
         self.next_step

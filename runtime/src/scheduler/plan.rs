@@ -7,7 +7,7 @@ use super::{Scheduler, SeqSlot};
 use crate::ids::Row;
 use crate::kv::KvCacheManager;
 use crate::request::Event;
-use crate::sequence::{Seat, Sequence};
+use crate::sequence::Sequence;
 use crate::step::{LogitRows, NewRow, RowWork, StepPlan};
 
 /// A plan being made.
@@ -95,9 +95,8 @@ impl Scheduler {
             self.free_rows.pop();
             self.running.push(slot);
             self.row_slots[row.index()] = Some(slot);
-            let since_step = self.next_step;
             let sequence = self.sequence_mut(slot);
-            sequence.seat = Some(Seat { row, since_step });
+            sequence.row = Some(row);
             draft.plan.admitted.push(NewRow {
                 row,
                 seq: sequence.id,
@@ -181,14 +180,14 @@ impl Scheduler {
         self.waiting.push_front(slot);
     }
 
-    /// Puts a seated sequence's next positions into the plan; its blocks from `first_new_block` on are new to the runner.
+    /// Puts a running sequence's next positions into the plan; its blocks from `first_new_block` on are new to the runner.
     fn push_work(&mut self, draft: &mut Draft<'_>, slot: SeqSlot, first_new_block: usize) {
         let mut work = self.spare_work.pop().unwrap_or_else(empty_work);
         let sequence = self.sequence(slot);
         let (length, logits) = self.next_chunk(sequence, draft.budget_tokens);
         let covered = sequence.table.blocks().len() as u64 * u64::from(draft.kv.block_size());
         debug_assert!(u64::from(sequence.num_computed + length) <= covered, "positions without a block");
-        work.row = sequence.seat.expect("only seated sequences are planned").row;
+        work.row = sequence.row.expect("only running sequences are planned");
         work.start = sequence.num_computed;
         work.length = length;
         work.logits = logits;

@@ -134,6 +134,13 @@ fn fault_07_what_waits_holds_no_row_and_no_block() {
     }
     // One whole prompt, and two tokens of each other.
     assert_eq!(sim.scheduler.counters().prefix_cache_hits_tokens, 3 * 16);
+    // Another salt shares nothing, so that there is nothing to wait for.
+    let mut sim = Sim::new(with(|sizes| sizes.scheduler.long_prefill_token_threshold = 4));
+    sim.add(&shared, max_tokens(3));
+    sim.add_salted(&shared, max_tokens(3), Some("tenant".into()));
+    sim.step();
+    assert_eq!(sim.scheduler.num_running(), 2);
+    sim.run();
 }
 
 /// Forces preemptions by a pool that is too small for all.

@@ -20,15 +20,6 @@ impl SeqSlot {
     }
 }
 
-/// A sequence's place in the batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
-    /// The row; it does not change until the sequence leaves.
-    pub row: Row,
-    /// The step that brought it there: an older step's result for this row is somebody else's.
-    pub since_step: u64,
-}
-
 /// One answer, from arrival to its last token.
 #[derive(Debug)]
 pub struct Sequence {
@@ -42,8 +33,8 @@ pub struct Sequence {
     pub num_computed: u32,
     /// Where that KV is.
     pub table: BlockTable,
-    /// `None`: it waits.
-    pub seat: Option<Seat>,
+    /// Its place in the batch while it runs; `None`: it waits.
+    pub row: Option<Row>,
     /// Which cached prefixes it may share.
     pub cache_salt: Option<Arc<str>>,
     /// How its tokens are drawn and when it ends.
@@ -71,7 +62,7 @@ impl Sequence {
             tokens: request.prompt.to_vec(),
             num_computed: 0,
             table: BlockTable::default(),
-            seat: None,
+            row: None,
             cache_salt: request.cache_salt,
             params: Arc::new(request.params),
             seed,

@@ -3,7 +3,6 @@
 //! Invariant: one thread (`worker`) owns scheduler, cache and runner; everyone else talks to it by messages and never
 //! waits on it. What is refused is refused here, synchronously and typed: bad values by `validate`, overload by counting.
 
-
 mod validate;
 mod worker;
 

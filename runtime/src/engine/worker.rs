@@ -147,7 +147,8 @@ impl Worker {
         let num_prompt_tokens = request.prompt.len() as u64;
         if self.scheduler.contains(request.id) {
             sink.send(Event::Failed(format!("request id {} is in use", request.id)));
-            return self.count_ended(&Listener { sink: None, num_prompt_tokens, is_queued: true });
+            let refused = Listener { sink: None, num_prompt_tokens, is_queued: true };
+            return self.shared.admission().end(&refused);
         }
         let slot = self.scheduler.add(request, now_us).index();
         if self.listeners.len() <= slot {
@@ -182,10 +183,12 @@ impl Worker {
             for SeqEvent { slot, id, event } in self.scheduler.drain_events() {
                 let place = &mut self.listeners[slot.index()];
                 let listener = place.as_mut().expect("a listener stays until its last event");
-                let is_started = matches!(event, Event::Started { .. });
                 let is_last = matches!(event, Event::Finished { .. });
-                if is_started {
-                    self.shared.admission().start(listener);
+                // Counted before it is told: who hears the end of a request finds its place free.
+                match event {
+                    Event::Started { .. } => self.shared.admission().start(listener),
+                    Event::Finished { .. } => self.shared.admission().end(listener),
+                    _ => (),
                 }
                 if let Some(sink) = &mut listener.sink
                     && !sink.send(event)
@@ -194,8 +197,8 @@ impl Worker {
                     listener.sink = None;
                     self.unheard.push(id);
                 }
-                if is_last && let Some(listener) = place.take() {
-                    self.shared.admission().end(&listener);
+                if is_last {
+                    *place = None;
                 }
             }
             if self.unheard.is_empty() {
@@ -207,10 +210,6 @@ impl Worker {
             }
             self.publish();
         }
-    }
-
-    fn count_ended(&self, listener: &Listener) {
-        self.shared.admission().end(listener);
     }
 
     /// Puts the current numbers where handles read them; before the events that follow from them are told.

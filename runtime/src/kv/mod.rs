@@ -107,6 +107,11 @@ impl KvCacheManager {
         self.radix.num_cached_blocks()
     }
 
+    /// Salts in use by tables or cached blocks, "none" included.
+    pub fn num_salts(&self) -> usize {
+        self.radix.num_roots()
+    }
+
     /// Cached blocks that were given up for new ones; only grows.
     pub fn num_evicted_blocks(&self) -> u64 {
         self.num_evicted_blocks

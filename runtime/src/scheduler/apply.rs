@@ -4,7 +4,6 @@
 //! row whose sequence has left since the step was planned.
 
 use super::{Scheduler, SeqSlot, histogram_bucket};
-use crate::ids::Row;
 use crate::kv::KvCacheManager;
 use crate::request::{Event, FinishReason};
 use crate::sequence::Sequence;
@@ -23,7 +22,8 @@ impl Scheduler {
         let mut has_ended = false;
         for (work, result) in plan.work.iter().zip(&mut output.rows) {
             num_tokens += work.length;
-            let Some(slot) = self.slot_in_row(work.row, plan.step) else { continue };
+            // Empty: the sequence was ended while the step ran. Nobody else can have the row before the next plan.
+            let Some(slot) = self.row_slots[work.row.index()] else { continue };
             if let Some(reason) = self.apply_row(kv, slot, (work, result), now_us) {
                 self.retire(kv, slot, reason, now_us);
                 has_ended = true;
@@ -37,13 +37,6 @@ impl Scheduler {
         self.counters.step_tokens += u64::from(num_tokens);
         self.counters.step_tokens_histogram[histogram_bucket(num_tokens)] += 1;
         self.recycle(plan);
-    }
-
-    /// Who sits in a row, if it is still the one that sat there when `step` was planned.
-    fn slot_in_row(&self, row: Row, step: u64) -> Option<SeqSlot> {
-        let slot = self.row_slots[row.index()]?;
-        let seat = self.sequence(slot).seat.expect("a taken row has a seated sequence");
-        (seat.since_step <= step).then_some(slot)
     }
 
     /// Advances one sequence; `Some` says why it ends.

@@ -190,6 +190,11 @@ impl Scheduler {
         self.waiting.len() as u32
     }
 
+    /// Places for sequences that were ever made: as many as ever lived at once.
+    pub fn num_slots(&self) -> usize {
+        self.slab.len()
+    }
+
     /// The step that the next plan will be.
     pub fn next_step(&self) -> u64 {
         self.next_step
@@ -215,17 +220,17 @@ impl Scheduler {
         assert!(arrivals().is_sorted(), "the queues are not in order of arrival");
         assert_eq!(queue().count(), self.slots_by_id.len(), "a sequence stands in no queue, or in two");
         assert_eq!(self.slab.iter().flatten().count(), self.slots_by_id.len(), "sequences and names");
-        let num_seated = self.row_slots.iter().flatten().count();
-        assert_eq!(num_seated, self.running.len(), "rows and running sequences");
-        assert_eq!(num_seated + self.free_rows.len(), self.row_slots.len(), "free and taken rows");
+        let num_in_rows = self.row_slots.iter().flatten().count();
+        assert_eq!(num_in_rows, self.running.len(), "rows and running sequences");
+        assert_eq!(num_in_rows + self.free_rows.len(), self.row_slots.len(), "free and taken rows");
         for &slot in queue() {
             let sequence = self.sequence(slot);
             assert!(sequence.num_computed < sequence.num_known(), "a sequence has nothing left to compute");
             assert!(sequence.num_known() < self.config.max_model_len, "a sequence outgrew the context");
             let covered = sequence.table.blocks().len() as u64 * u64::from(kv.block_size());
             assert!(u64::from(sequence.num_computed) <= covered, "computed tokens without blocks");
-            match sequence.seat {
-                Some(seat) => assert_eq!(self.row_slots[seat.row.index()], Some(slot), "row of {}", sequence.id),
+            match sequence.row {
+                Some(row) => assert_eq!(self.row_slots[row.index()], Some(slot), "row of {}", sequence.id),
                 None => assert!(sequence.table.blocks().is_empty(), "{} waits but holds blocks", sequence.id),
             }
         }
@@ -247,7 +252,7 @@ impl Scheduler {
 
     fn end(&mut self, kv: &mut KvCacheManager, id: SeqId, reason: FinishReason, now_us: u64) {
         let Some(&slot) = self.slots_by_id.get(&id) else { return };
-        let was_running = self.sequence(slot).seat.is_some();
+        let was_running = self.sequence(slot).row.is_some();
         self.retire(kv, slot, reason, now_us);
         if was_running {
             self.running.retain(|&other| other != slot);
@@ -272,10 +277,10 @@ impl Scheduler {
     fn leave_row(&mut self, kv: &mut KvCacheManager, slot: SeqSlot) {
         let sequence = self.sequence_mut(slot);
         kv.release(&mut sequence.table);
-        if let Some(seat) = sequence.seat.take() {
-            self.row_slots[seat.row.index()] = None;
-            self.free_rows.push(seat.row);
-            self.released_rows.push(seat.row);
+        if let Some(row) = sequence.row.take() {
+            self.row_slots[row.index()] = None;
+            self.free_rows.push(row);
+            self.released_rows.push(row);
         }
     }
 }

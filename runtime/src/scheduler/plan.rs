@@ -4,10 +4,11 @@
 //! it is in the plan. A prompt gets all its blocks when it is admitted, so that only decodes can meet an empty pool.
 
 use super::{Scheduler, SeqSlot};
+use crate::ids::Row;
 use crate::kv::KvCacheManager;
 use crate::request::Event;
-use crate::sequence::{Seat, Sequence};
-use crate::step::{LogitRows, NewRow, StepPlan};
+use crate::sequence::Sequence;
+use crate::step::{LogitRows, NewRow, RowWork, StepPlan};
 
 /// A plan being made.
 struct Draft<'a> {
@@ -94,13 +95,8 @@ impl Scheduler {
             self.free_rows.pop();
             self.running.push(slot);
             self.row_slots[row.index()] = Some(slot);
-            let since_step = self.next_step;
-            let capacity = self.capacity_tokens(slot);
-            let block_size = draft.kv.block_size();
             let sequence = self.sequence_mut(slot);
-            sequence.seat = Some(Seat { row, since_step });
-            sequence.tokens.reserve_exact(capacity as usize - sequence.tokens.len());
-            sequence.table.reserve_capacity(capacity.div_ceil(block_size) as usize);
+            sequence.row = Some(row);
             draft.plan.admitted.push(NewRow {
                 row,
                 seq: sequence.id,
@@ -126,7 +122,12 @@ impl Scheduler {
         if kv.num_available_blocks() <= headroom_blocks {
             return false;
         }
+        let max_model_len = self.config.max_model_len;
         let sequence = self.slab[slot.index()].as_mut().expect("queues name live sequences only");
+        // Room for all that it can come to, so that no later step allocates.
+        let capacity = sequence.prompt_len.saturating_add(sequence.params.max_tokens).min(max_model_len);
+        sequence.tokens.reserve_exact(capacity as usize - sequence.tokens.len());
+        sequence.table.reserve_capacity(capacity.div_ceil(kv.block_size()) as usize);
         let max_cached = if sequence.wants_prompt_logprobs() { sequence.first_prompt_logit() } else { u32::MAX };
         let salt = sequence.cache_salt.as_ref();
         let num_cached = kv.match_prefix(&mut sequence.table, salt, &sequence.tokens, max_cached as usize);
@@ -179,14 +180,14 @@ impl Scheduler {
         self.waiting.push_front(slot);
     }
 
-    /// Puts a seated sequence's next positions into the plan; its blocks from `first_new_block` on are new to the runner.
+    /// Puts a running sequence's next positions into the plan; its blocks from `first_new_block` on are new to the runner.
     fn push_work(&mut self, draft: &mut Draft<'_>, slot: SeqSlot, first_new_block: usize) {
         let mut work = self.spare_work.pop().unwrap_or_else(empty_work);
         let sequence = self.sequence(slot);
         let (length, logits) = self.next_chunk(sequence, draft.budget_tokens);
         let covered = sequence.table.blocks().len() as u64 * u64::from(draft.kv.block_size());
         debug_assert!(u64::from(sequence.num_computed + length) <= covered, "positions without a block");
-        work.row = sequence.seat.expect("only seated sequences are planned").row;
+        work.row = sequence.row.expect("only running sequences are planned");
         work.start = sequence.num_computed;
         work.length = length;
         work.logits = logits;
@@ -213,21 +214,8 @@ impl Scheduler {
         let length = length.min(self.config.prompt_logprob_chunk);
         (length, LogitRows::All { draw: length == num_remaining })
     }
-
-    /// The most tokens that a sequence can come to.
-    fn capacity_tokens(&self, slot: SeqSlot) -> u32 {
-        let sequence = self.sequence(slot);
-        sequence.prompt_len.saturating_add(sequence.params.max_tokens).min(self.config.max_model_len)
-    }
 }
 
-fn empty_work() -> crate::step::RowWork {
-    crate::step::RowWork {
-        row: crate::ids::Row(0),
-        start: 0,
-        length: 0,
-        num_drafts: 0,
-        new_blocks: Vec::new(),
-        logits: LogitRows::None,
-    }
+fn empty_work() -> RowWork {
+    RowWork { row: Row(0), start: 0, length: 0, num_drafts: 0, new_blocks: Vec::new(), logits: LogitRows::None }
 }

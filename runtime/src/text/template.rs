@@ -141,7 +141,7 @@ fn without_generation_tags(source: &str) -> String {
 }
 
 /// `json.dumps` with Hugging Face's defaults: ", " and ": ", no escaping of letters.
-fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
+fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
     let [item, key] = match separators.as_deref() {
@@ -150,6 +150,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
         Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators must be two strings")),
     };
     let mut json = Json {
+        state,
         out: String::new(),
         indent: indent.map(|width| " ".repeat(width.min(16))),
         item,
@@ -163,7 +164,9 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
 }
 
 /// A JSON writer in the manner of Python's.
-struct Json {
+struct Json<'s> {
+    /// Pays for what is written: a small value may hold another one many times.
+    state: &'s State<'s, 's>,
     out: String,
     indent: Option<String>,
     item: String,
@@ -172,65 +175,68 @@ struct Json {
     sorted: bool,
 }
 
-impl Json {
+impl Json<'_> {
+    fn push(&mut self, text: &str) -> Result<(), Error> {
+        self.state.consume_fuel(1 + text.len() as u64 / 64)?;
+        self.out.push_str(text);
+        Ok(())
+    }
+
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: nested deeper than {MAX_DEPTH}")));
         }
         match value.kind() {
-            ValueKind::None => self.out.push_str("null"),
-            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => self.out.push_str(&value.to_string()),
-            ValueKind::String => self.string(value.as_str().unwrap_or_default())?,
+            ValueKind::None => self.push("null"),
+            ValueKind::Bool => self.push(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.push(&value.to_string()),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.sequence('[', ']', &items, depth, |json, item| json.value(item, depth + 1))?;
+                self.sequence(["[", "]"], &items, depth, |json, item| json.value(item, depth + 1))
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sorted {
                     keys.sort();
                 }
-                self.sequence('{', '}', &keys, depth, |json, key| {
+                self.sequence(["{", "}"], &keys, depth, |json, key| {
                     json.string(&key.to_string())?;
                     let separator = json.key.clone();
-                    json.out.push_str(&separator);
+                    json.push(&separator)?;
                     json.value(&value.get_item(key)?, depth + 1)
-                })?;
+                })
             }
-            kind => return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} is not JSON"))),
+            kind => Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} is not JSON"))),
         }
-        Ok(())
     }
 
     fn sequence(
         &mut self,
-        open: char,
-        close: char,
+        [open, close]: [&str; 2],
         items: &[Value],
         depth: usize,
         mut write: impl FnMut(&mut Self, &Value) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        self.out.push(open);
+        self.push(open)?;
         for (index, item) in items.iter().enumerate() {
             if index > 0 {
                 let separator = self.item.clone();
-                self.out.push_str(&separator);
+                self.push(&separator)?;
             }
-            self.new_line(depth + 1);
+            self.new_line(depth + 1)?;
             write(self, item)?;
         }
         if !items.is_empty() {
-            self.new_line(depth);
+            self.new_line(depth)?;
         }
-        self.out.push(close);
-        Ok(())
+        self.push(close)
     }
 
-    fn new_line(&mut self, depth: usize) {
-        if let Some(indent) = &self.indent {
-            self.out.push('\n');
-            self.out.push_str(&indent.repeat(depth));
+    fn new_line(&mut self, depth: usize) -> Result<(), Error> {
+        match &self.indent {
+            Some(indent) => self.push(&format!("\n{}", indent.repeat(depth))),
+            None => Ok(()),
         }
     }
 
@@ -238,18 +244,18 @@ impl Json {
         let quoted =
             serde_json::to_string(text).map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))?;
         if !self.ascii {
-            self.out.push_str(&quoted);
-            return Ok(());
+            return self.push(&quoted);
         }
+        let mut escaped = String::with_capacity(quoted.len());
         for c in quoted.chars() {
             if c.is_ascii() {
-                self.out.push(c);
+                escaped.push(c);
             } else {
                 for unit in c.encode_utf16(&mut [0; 2]) {
-                    self.out.push_str(&format!("\\u{unit:04x}"));
+                    escaped.push_str(&format!("\\u{unit:04x}"));
                 }
             }
         }
-        Ok(())
+        self.push(&escaped)
     }
 }

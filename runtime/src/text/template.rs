@@ -1,7 +1,7 @@
 //! Chat templates: Jinja with Hugging Face's conventions, in bounded time and space.
 //!
-//! Invariant: rendering ends. Fuel pays for every instruction and every 64 bytes made, so loops and doubling strings stop;
-//! the output has a cap of its own. Both grow with the messages, never with the template. Source of the conventions:
+//! Invariant: rendering ends, and no template can end the process. Fuel pays for every instruction and every 64 bytes made,
+//! so loops and doubling strings stop; the output has a cap of its own, and the stack holds what fuel can nest. Source of the conventions:
 //! `transformers/utils/chat_template_utils.py`. `TextModel` renders the model's template or one that it is given.
 
 use std::io::{self, Write};
@@ -13,8 +13,12 @@ use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use super::clock;
 
-/// What a template may spend besides one unit per byte of its input: about a quarter of a second.
-const BASE_FUEL: u64 = 4_000_000;
+/// What a template may spend: this, and one unit per byte of its input up to as much again. A unit pays for one
+/// instruction or 64 bytes, so this is some tenths of a second and 128 MiB at most.
+const BASE_FUEL: u64 = 1_000_000;
+/// Stack for rendering. The engine drops, compares and prints nested values by recursion, and fuel bounds the nesting only: a
+/// level costs at least 3 units and was measured to need less than 640 bytes. Only pages that are touched cost memory.
+const STACK_BYTES: usize = 512 << 20;
 /// What a template may write besides eight times its input.
 const BASE_OUTPUT_BYTES: u64 = 1 << 20;
 /// Longest template source.
@@ -43,6 +47,8 @@ impl ChatTemplate {
         env.set_syntax(syntax);
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         env.set_formatter(python_formatter);
+        // No chat template needs it, and it is quadratic in the depth of a value.
+        env.remove_filter("pprint");
         env.add_filter("tojson", to_json);
         env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
@@ -63,12 +69,21 @@ impl ChatTemplate {
     ) -> Result<String, String> {
         let mut env = (*self.env).clone();
         let input_bytes = input_bytes as u64;
-        env.set_fuel(Some(BASE_FUEL.saturating_add(input_bytes)));
-        let mut output =
-            Capped { bytes: Vec::new(), cap: BASE_OUTPUT_BYTES.saturating_add(input_bytes.saturating_mul(8)) };
-        let template = env.get_template("chat").map_err(|error| describe(&error))?;
-        template.render_captured_to(Value::from(Serde(context)), &mut output).map_err(|error| describe(&error))?;
-        String::from_utf8(output.bytes).map_err(|error| error.to_string())
+        env.set_fuel(Some(BASE_FUEL + input_bytes.min(BASE_FUEL)));
+        let cap = BASE_OUTPUT_BYTES.saturating_add(input_bytes.saturating_mul(8));
+        let render = || {
+            let mut output = Capped { bytes: Vec::new(), cap };
+            let template = env.get_template("chat").map_err(|error| describe(&error))?;
+            let context = Value::from(Serde(context));
+            template.render_captured_to(context, &mut output).map_err(|error| describe(&error))?;
+            String::from_utf8(output.bytes).map_err(|error| error.to_string())
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK_BYTES);
+            let thread =
+                thread.spawn_scoped(scope, render).map_err(|error| format!("no thread to render on: {error}"))?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 }
 

@@ -270,7 +270,10 @@ fn fault_19_templates_end_in_bounded_work() {
         "{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}",
         "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
         "{% set ns = namespace(l=[1]) %}{% for a in range(99) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",
-        "{% set ns = namespace(l=[1]) %}{% for a in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+        "{% set ns = namespace(l=[1]) %}{% for a in range(99999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+        // A value so deep that dropping, comparing or printing it needs a deep stack.
+        "{% set ns = namespace(l=1, m=1) %}{% for a in range(99999) %}{% set ns.l = [ns.l] %}{% set ns.m = [ns.m] %}{% endfor %}{{ ns.l == ns.m }}{{ ns.l }}{{ raise_exception('deep') }}",
+        "{% set ns = namespace(l=1) %}{% for a in range(99999) %}{% for b in range(9) %}{% set ns.l = [ns.l] %}{% endfor %}{% endfor %}",
         "{{ range(99999) | list | tojson(separators=['x' * 99999, ':']) }}",
     ];
     for template in hostile {

@@ -1,7 +1,7 @@
 //! Chat templates: Jinja with Hugging Face's conventions, in bounded time and space.
 //!
-//! Invariant: rendering ends. Fuel pays for every instruction and every 64 bytes made, so loops and doubling strings stop;
-//! the output has a cap of its own. Both grow with the messages, never with the template. Source of the conventions:
+//! Invariant: rendering ends, and no template can end the process. Fuel pays for every instruction and every 64 bytes made,
+//! so loops and doubling strings stop; the output has a cap of its own, and the stack holds what fuel can nest. Source of the conventions:
 //! `transformers/utils/chat_template_utils.py`. `TextModel` renders the model's template or one that it is given.
 
 use std::io::{self, Write};
@@ -13,8 +13,12 @@ use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use super::clock;
 
-/// What a template may spend besides one unit per byte of its input: about a quarter of a second.
-const BASE_FUEL: u64 = 4_000_000;
+/// What a template may spend: this, and one unit per byte of its input up to as much again. A unit pays for one
+/// instruction or 64 bytes, so this is some tenths of a second and 128 MiB at most.
+const BASE_FUEL: u64 = 1_000_000;
+/// Stack for rendering. The engine drops, compares and prints nested values by recursion, and fuel bounds the nesting only: a
+/// level costs at least 3 units and was measured to need less than 640 bytes. Only pages that are touched cost memory.
+const STACK_BYTES: usize = 512 << 20;
 /// What a template may write besides eight times its input.
 const BASE_OUTPUT_BYTES: u64 = 1 << 20;
 /// Longest template source.
@@ -43,6 +47,8 @@ impl ChatTemplate {
         env.set_syntax(syntax);
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         env.set_formatter(python_formatter);
+        // No chat template needs it, and it is quadratic in the depth of a value.
+        env.remove_filter("pprint");
         env.add_filter("tojson", to_json);
         env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
@@ -63,12 +69,21 @@ impl ChatTemplate {
     ) -> Result<String, String> {
         let mut env = (*self.env).clone();
         let input_bytes = input_bytes as u64;
-        env.set_fuel(Some(BASE_FUEL.saturating_add(input_bytes)));
-        let mut output =
-            Capped { bytes: Vec::new(), cap: BASE_OUTPUT_BYTES.saturating_add(input_bytes.saturating_mul(8)) };
-        let template = env.get_template("chat").map_err(|error| describe(&error))?;
-        template.render_captured_to(Value::from(Serde(context)), &mut output).map_err(|error| describe(&error))?;
-        String::from_utf8(output.bytes).map_err(|error| error.to_string())
+        env.set_fuel(Some(BASE_FUEL + input_bytes.min(BASE_FUEL)));
+        let cap = BASE_OUTPUT_BYTES.saturating_add(input_bytes.saturating_mul(8));
+        let render = || {
+            let mut output = Capped { bytes: Vec::new(), cap };
+            let template = env.get_template("chat").map_err(|error| describe(&error))?;
+            let context = Value::from(Serde(context));
+            template.render_captured_to(context, &mut output).map_err(|error| describe(&error))?;
+            String::from_utf8(output.bytes).map_err(|error| error.to_string())
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK_BYTES);
+            let thread =
+                thread.spawn_scoped(scope, render).map_err(|error| format!("no thread to render on: {error}"))?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 }
 
@@ -141,7 +156,7 @@ fn without_generation_tags(source: &str) -> String {
 }
 
 /// `json.dumps` with Hugging Face's defaults: ", " and ": ", no escaping of letters.
-fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
+fn to_json(state: &State, value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
     let [item, key] = match separators.as_deref() {
@@ -150,6 +165,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
         Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators must be two strings")),
     };
     let mut json = Json {
+        state,
         out: String::new(),
         indent: indent.map(|width| " ".repeat(width.min(16))),
         item,
@@ -163,7 +179,9 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
 }
 
 /// A JSON writer in the manner of Python's.
-struct Json {
+struct Json<'s> {
+    /// Pays for what is written: a small value may hold another one many times.
+    state: &'s State<'s, 's>,
     out: String,
     indent: Option<String>,
     item: String,
@@ -172,65 +190,68 @@ struct Json {
     sorted: bool,
 }
 
-impl Json {
+impl Json<'_> {
+    fn push(&mut self, text: &str) -> Result<(), Error> {
+        self.state.consume_fuel(1 + text.len() as u64 / 64)?;
+        self.out.push_str(text);
+        Ok(())
+    }
+
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: nested deeper than {MAX_DEPTH}")));
         }
         match value.kind() {
-            ValueKind::None => self.out.push_str("null"),
-            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => self.out.push_str(&value.to_string()),
-            ValueKind::String => self.string(value.as_str().unwrap_or_default())?,
+            ValueKind::None => self.push("null"),
+            ValueKind::Bool => self.push(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.push(&value.to_string()),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.sequence('[', ']', &items, depth, |json, item| json.value(item, depth + 1))?;
+                self.sequence(["[", "]"], &items, depth, |json, item| json.value(item, depth + 1))
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sorted {
                     keys.sort();
                 }
-                self.sequence('{', '}', &keys, depth, |json, key| {
+                self.sequence(["{", "}"], &keys, depth, |json, key| {
                     json.string(&key.to_string())?;
                     let separator = json.key.clone();
-                    json.out.push_str(&separator);
+                    json.push(&separator)?;
                     json.value(&value.get_item(key)?, depth + 1)
-                })?;
+                })
             }
-            kind => return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} is not JSON"))),
+            kind => Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} is not JSON"))),
         }
-        Ok(())
     }
 
     fn sequence(
         &mut self,
-        open: char,
-        close: char,
+        [open, close]: [&str; 2],
         items: &[Value],
         depth: usize,
         mut write: impl FnMut(&mut Self, &Value) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        self.out.push(open);
+        self.push(open)?;
         for (index, item) in items.iter().enumerate() {
             if index > 0 {
                 let separator = self.item.clone();
-                self.out.push_str(&separator);
+                self.push(&separator)?;
             }
-            self.new_line(depth + 1);
+            self.new_line(depth + 1)?;
             write(self, item)?;
         }
         if !items.is_empty() {
-            self.new_line(depth);
+            self.new_line(depth)?;
         }
-        self.out.push(close);
-        Ok(())
+        self.push(close)
     }
 
-    fn new_line(&mut self, depth: usize) {
-        if let Some(indent) = &self.indent {
-            self.out.push('\n');
-            self.out.push_str(&indent.repeat(depth));
+    fn new_line(&mut self, depth: usize) -> Result<(), Error> {
+        match &self.indent {
+            Some(indent) => self.push(&format!("\n{}", indent.repeat(depth))),
+            None => Ok(()),
         }
     }
 
@@ -238,18 +259,18 @@ impl Json {
         let quoted =
             serde_json::to_string(text).map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))?;
         if !self.ascii {
-            self.out.push_str(&quoted);
-            return Ok(());
+            return self.push(&quoted);
         }
+        let mut escaped = String::with_capacity(quoted.len());
         for c in quoted.chars() {
             if c.is_ascii() {
-                self.out.push(c);
+                escaped.push(c);
             } else {
                 for unit in c.encode_utf16(&mut [0; 2]) {
-                    self.out.push_str(&format!("\\u{unit:04x}"));
+                    escaped.push_str(&format!("\\u{unit:04x}"));
                 }
             }
         }
-        Ok(())
+        self.push(&escaped)
     }
 }

@@ -257,7 +257,8 @@ fn never_prepend(step: &mut Value) -> bool {
             }
             fields.get_mut("pretokenizers").is_some_and(never_prepend) || changed
         }
-        Value::Array(steps) => steps.iter_mut().fold(false, |changed, step| never_prepend(step) || changed),
+        // Every step is visited: `max` does not stop at the first change.
+        Value::Array(steps) => steps.iter_mut().map(never_prepend).max().unwrap_or(false),
         _ => false,
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use runtime::backend::Backend;
+use runtime::backend::cpu::{CpuBackend, CpuOptions};
 use runtime::backend::reference::ReferenceBackend;
 use runtime::ids::{BlockId, Row, SeqId, TokenId};
 use runtime::model::{Model, load};
@@ -18,24 +19,45 @@ use runtime::step::{LogitRows, NewRow, RowWork, StepOutput, StepPlan, StepRunner
 use runtime::weights::{Checkpoint, WeightFormat};
 use serde_json::Value;
 
-/// A backend and how far its log-probabilities may be from the golden ones, as largest absolute difference.
+/// A backend and how far its log-probabilities may be from the golden ones, whose spread is about 4.
 struct Tested {
     name: &'static str,
     make: fn() -> Box<dyn Backend>,
     /// Models of float weights.
-    float: f32,
+    float: Tolerance,
     /// Models of quantised weights.
-    quantised: f32,
+    quantised: Tolerance,
 }
 
-const BACKENDS: &[Tested] = &[Tested {
-    name: "reference",
-    make: || Box::new(ReferenceBackend::new(2)),
-    // f32 in another order of summation: logits of a spread of 4 differ in their sixth digit. Quantised files have the same
-    // tolerance, because the golden logits are those of the dequantised weights and the reference rounds no activations.
-    float: 2e-4,
-    quantised: 2e-4,
-}];
+/// Errors of log-probabilities.
+#[derive(Clone, Copy)]
+struct Tolerance {
+    rms: f32,
+    max: f32,
+}
+
+/// f32 in another order of summation: the sixth digit.
+const F32: Tolerance = Tolerance { rms: 2e-5, max: 1e-4 };
+
+/// Activations rounded to 8 bits per block before every product: 0.5 % of their scale each time, some 3 % at the end of
+/// two layers (llama.cpp differs as much on these files, `tests/fixtures/README.md`).
+const ROUNDED: Tolerance = Tolerance { rms: 0.15, max: 0.8 };
+
+const BACKENDS: &[Tested] = &[
+    Tested {
+        name: "reference",
+        make: || Box::new(ReferenceBackend::new(2)),
+        float: F32,
+        // The golden logits are those of the dequantised weights, and the reference rounds no activations.
+        quantised: F32,
+    },
+    Tested {
+        name: "cpu",
+        make: || Box::new(CpuBackend::new(CpuOptions { threads: 2, isa: None }).expect("every machine has a CPU")),
+        float: F32,
+        quantised: ROUNDED,
+    },
+];
 
 /// How a prompt is cut into steps.
 const CHUNKS: &[u32] = &[64, 3, 16];
@@ -165,11 +187,30 @@ fn run(backend: &Tested, model: &Model, prompt: &Prompt, chunk: u32) -> (Vec<f32
     (logprobs, drawn)
 }
 
-/// Greedy tokens must be equal up to the first step whose two best are closer than the tolerance allows for.
-fn check_greedy(prompt: &Prompt, drawn: &[u32], tolerance: f32) {
-    let surely = prompt.top2_gap.iter().take_while(|&&gap| gap > 2.0 * tolerance).count();
-    assert!(surely > 0, "the tolerance lets no token be compared");
-    assert_eq!(drawn[..surely], prompt.greedy[..surely]);
+/// Both measures of `tolerance`; a NaN fails.
+fn check_logprobs(got: &[f32], expected: &[f32], tolerance: Tolerance) -> Result<(), String> {
+    assert_eq!(got.len(), expected.len());
+    let errors = || got.iter().zip(expected).map(|(got, expected)| (got - expected).abs());
+    let rms = (errors().map(|error| error * error).sum::<f32>() / got.len() as f32).sqrt();
+    let max = errors().fold(0.0, f32::max);
+    let is_close = rms <= tolerance.rms && max <= tolerance.max;
+    is_close.then_some(()).ok_or_else(|| format!("log-probabilities are off by {rms} rms, {max} at most"))
+}
+
+/// With the golden continuation as prompt: the best token after each of its tokens must be the next one, wherever the two
+/// best are further apart than twice the tolerance. Returns how many were compared.
+fn check_forced(backend: &Tested, model: &Model, prompt: &Prompt, tolerance: Tolerance) -> usize {
+    let (&last, known) = prompt.greedy.split_last().expect("goldens have tokens");
+    let ids = prompt.ids.iter().copied().chain(known.iter().copied().map(TokenId)).collect();
+    let forced = Prompt { ids, greedy: vec![last], logprobs: Vec::new(), top2_gap: Vec::new() };
+    let (logprobs, _) = run(backend, model, &forced, CHUNKS[0]);
+    let after = logprobs.chunks_exact(VOCAB as usize).skip(prompt.ids.len() - 1);
+    let sure = after.zip(&prompt.greedy).zip(&prompt.top2_gap).filter(|(_, gap)| **gap > 2.0 * tolerance.max);
+    sure.map(|((row, &expected), _)| {
+        let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(token, _)| token as u32);
+        assert_eq!(best, Some(expected));
+    })
+    .count()
 }
 
 fn check_models(models: &[(PathBuf, PathBuf)]) {
@@ -178,24 +219,26 @@ fn check_models(models: &[(PathBuf, PathBuf)]) {
         let is_float = golden.model.weights.iter().all(|weight| weight.format.block_len() == 1);
         for backend in BACKENDS {
             let tolerance = if is_float { backend.float } else { backend.quantised };
+            let mut num_sure = 0;
             for prompt in &golden.prompts {
-                let what = format!("{} on {}, {} tokens", golden.name, backend.name, prompt.ids.len());
-                let mut first: Option<(Vec<f32>, Vec<u32>)> = None;
-                for &chunk in CHUNKS {
-                    let (logprobs, drawn) = run(backend, &golden.model, prompt, chunk);
-                    assert_eq!(logprobs.len(), prompt.logprobs.len(), "{what}");
-                    let errors = logprobs.iter().zip(&prompt.logprobs).map(|(got, expected)| (got - expected).abs());
-                    // `max` forgets a NaN, so that it is asked for first.
-                    assert!(logprobs.iter().all(|value| value.is_finite()), "{what}");
-                    let worst = errors.fold(0.0, f32::max);
-                    assert!(worst <= tolerance, "{what}, chunks of {chunk}: off by {worst}, allowed {tolerance}");
-                    check_greedy(prompt, &drawn, tolerance);
-                    // The cut into chunks changes no bit.
-                    let first = first.get_or_insert_with(|| (logprobs.clone(), drawn.clone()));
-                    assert!(*first == (logprobs, drawn), "{what}: chunks of {chunk} differ from the whole");
-                }
+                check_prompt(backend, &golden, prompt, tolerance);
+                num_sure += check_forced(backend, &golden.model, prompt, tolerance);
             }
+            assert!(num_sure >= 5, "{} on {}: {num_sure} tokens compared", golden.name, backend.name);
         }
+    }
+}
+
+fn check_prompt(backend: &Tested, golden: &Golden, prompt: &Prompt, tolerance: Tolerance) {
+    let what = format!("{} on {}, {} tokens", golden.name, backend.name, prompt.ids.len());
+    let whole = run(backend, &golden.model, prompt, CHUNKS[0]);
+    check_logprobs(&whole.0, &prompt.logprobs, tolerance).unwrap_or_else(|problem| panic!("{what}: {problem}"));
+    if prompt.top2_gap.iter().all(|&gap| gap > 2.0 * tolerance.max) {
+        assert_eq!(whole.1, prompt.greedy, "{what}");
+    }
+    for &chunk in &CHUNKS[1..] {
+        let chunked = run(backend, &golden.model, prompt, chunk);
+        assert!(chunked == whole, "{what}: chunks of {chunk} differ from the whole in some bit");
     }
 }
 

@@ -21,7 +21,8 @@ pub(super) struct Candidate {
 impl Candidate {
     /// Best first.
     pub(super) fn order(&self, other: &Self) -> Ordering {
-        other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
+        // As numbers, so that -0 and 0 are equal; logits are never NaN.
+        other.logit.partial_cmp(&self.logit).unwrap_or(Ordering::Equal).then(self.id.cmp(&other.id))
     }
 }
 

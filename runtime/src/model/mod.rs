@@ -9,7 +9,7 @@ mod qwen3;
 mod registry;
 mod rope;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::error::LoadError;
 use crate::ids::TokenId;

@@ -13,7 +13,7 @@ use crate::weights::{Checkpoint, Container, HostTensor};
 
 const HIDDEN: usize = 16;
 const INTERMEDIATE: usize = 24;
-const VOCAB: usize = 20;
+pub(crate) const VOCAB: usize = 20;
 
 fn config() -> Value {
     json!({
@@ -25,7 +25,9 @@ fn config() -> Value {
 
 fn tensors(names: &[(&str, &[usize])]) -> HashMap<String, HostTensor> {
     let tensor = |name: String, shape: &[usize]| {
-        let values = vec![0.5; shape.iter().product()];
+        // Values of both signs that differ from place to place and from tensor to tensor.
+        let seed = name.bytes().map(f32::from).sum::<f32>();
+        let values: Vec<f32> = (0..shape.iter().product()).map(|i| (seed + 1.7 * i as f32).sin()).collect();
         (name.clone(), HostTensor::from_f32(name, shape.to_vec(), &values))
     };
     let mut all = HashMap::new();
@@ -87,6 +89,11 @@ fn gguf() -> Checkpoint {
     set("llama.attention.layer_norm_rms_epsilon", MetaValue::Float(1e-5));
     let metadata = Metadata { path: PathBuf::from("m.gguf"), values };
     Checkpoint { path: PathBuf::from("m.gguf"), container: Container::Gguf(metadata), tensors }
+}
+
+/// A llama of two layers and a vocabulary of 20 for tests elsewhere.
+pub(crate) fn tiny_model() -> Model {
+    load(&hf(config()), KvDtype::F16).expect("the checkpoint is sound")
 }
 
 fn build(checkpoint: &Checkpoint) -> Result<Model, String> {

@@ -16,6 +16,8 @@ use super::rows::Columns;
 use super::simd::{Kernel, LANES, Simd};
 use super::state::LayerState;
 use super::step::Step;
+use crate::backend::StepInputs;
+use crate::program::KvDtype;
 
 /// KV positions of one split.
 const SPLIT: usize = 256;
@@ -111,8 +113,8 @@ impl Kernel for Attend<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.layer().dtype {
-            crate::program::KvDtype::F16 => self.tiles::<S, half::f16>(s),
-            crate::program::KvDtype::F32 => self.tiles::<S, f32>(s),
+            KvDtype::F16 => self.tiles::<S, half::f16>(s),
+            KvDtype::F32 => self.tiles::<S, f32>(s),
         }
     }
 }
@@ -126,17 +128,16 @@ impl Attend<'_> {
     /// Runs the tiles whose middle lies in this thread's share of the step's cost.
     #[inline(always)]
     fn tiles<S: Simd, E: Float>(&self, s: S) {
-        let mut total = 0u64;
-        self.for_each_tile(|_, cost| total += cost);
-        let mut before = 0u64;
+        let total: u64 = Tiles::new(self).map(|(_, cost)| cost).sum();
         let (thread, num_threads) = (self.thread as u64, self.num_threads as u64);
-        self.for_each_tile(|tile, cost| {
-            let owner = (2 * before + cost) * num_threads / (2 * total).max(1);
+        let mut before = 0;
+        for (tile, cost) in Tiles::new(self) {
+            let owner = (2 * before + cost) * num_threads / (2 * total);
             before += cost;
             if owner == thread {
                 self.tile::<S, E>(s, tile);
             }
-        });
+        }
         if self.thread == 0 {
             self.clear_padding();
         }
@@ -148,32 +149,6 @@ impl Attend<'_> {
         for token in in_rows..self.step.inputs.num_tokens() {
             // SAFETY: no tile has this token; thread 0 alone writes it.
             unsafe { self.op.out.row_mut(self.step.memory, token) }.fill(0.0);
-        }
-    }
-
-    /// All tiles of the step with their costs, in an order that every thread agrees on.
-    #[inline(always)]
-    fn for_each_tile(&self, mut visit: impl FnMut(Tile<'_>, u64)) {
-        let (inputs, kv_heads) = (self.step.inputs, self.layer().heads);
-        let tokens_per_tile = (UNITS_PER_TILE * kv_heads / self.op.heads).max(1);
-        let by_split = splits_positions(self.step);
-        for (row, bounds) in inputs.row_starts().windows(2).enumerate() {
-            let (start, end) = (bounds[0] as usize, bounds[1] as usize);
-            for first_token in (start..end).step_by(tokens_per_tile) {
-                let num_tokens = tokens_per_tile.min(end - first_token);
-                let num_positions = inputs.positions()[first_token + num_tokens - 1] as usize + 1;
-                for kv_head in 0..kv_heads {
-                    let tile = Tile { blocks: inputs.block_table(row), first_token, num_tokens, kv_head, split: None };
-                    if by_split {
-                        for split in 0..num_positions.div_ceil(SPLIT) {
-                            let positions = SPLIT.min(num_positions - split * SPLIT);
-                            visit(Tile { split: Some(split), ..tile }, (num_tokens * positions) as u64);
-                        }
-                    } else {
-                        visit(tile, (num_tokens * num_positions) as u64);
-                    }
-                }
-            }
         }
     }
 
@@ -195,6 +170,70 @@ impl Attend<'_> {
                 work.finish(s);
             }
         }
+    }
+}
+
+/// All tiles of the step with their costs, in an order that every thread agrees on.
+///
+/// An iterator, not a callback: vector code inside a closure would not be compiled with the kernel's instructions.
+struct Tiles<'a> {
+    inputs: &'a StepInputs,
+    tokens_per_tile: usize,
+    kv_heads: usize,
+    by_split: bool,
+    row: usize,
+    next: Next,
+}
+
+/// Where `Tiles` stands within its row.
+#[derive(Clone, Copy, Default)]
+struct Next {
+    /// Tokens of the row before the tile.
+    token: usize,
+    kv_head: usize,
+    split: usize,
+}
+
+impl<'a> Tiles<'a> {
+    fn new(attend: &Attend<'a>) -> Self {
+        let kv_heads = attend.layer().heads;
+        Self {
+            inputs: attend.step.inputs,
+            tokens_per_tile: (UNITS_PER_TILE * kv_heads / attend.op.heads).max(1),
+            kv_heads,
+            by_split: splits_positions(attend.step),
+            row: 0,
+            next: Next::default(),
+        }
+    }
+}
+
+impl<'a> Iterator for Tiles<'a> {
+    type Item = (Tile<'a>, u64);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let bounds = loop {
+            let bounds = self.inputs.row_starts().get(self.row..self.row + 2)?;
+            if bounds[0] as usize + self.next.token < bounds[1] as usize {
+                break bounds;
+            }
+            (self.row, self.next) = (self.row + 1, Next::default());
+        };
+        let Next { token, kv_head, split } = self.next;
+        let first_token = bounds[0] as usize + token;
+        let num_tokens = self.tokens_per_tile.min(bounds[1] as usize - first_token);
+        let num_positions = self.inputs.positions()[first_token + num_tokens - 1] as usize + 1;
+        let positions = if self.by_split { SPLIT.min(num_positions - split * SPLIT) } else { num_positions };
+        if self.by_split && (split + 1) * SPLIT < num_positions {
+            self.next.split += 1;
+        } else if kv_head + 1 < self.kv_heads {
+            self.next = Next { token, kv_head: kv_head + 1, split: 0 };
+        } else {
+            self.next = Next { token: token + num_tokens, kv_head: 0, split: 0 };
+        }
+        let split = self.by_split.then_some(split);
+        let tile = Tile { blocks: self.inputs.block_table(self.row), first_token, num_tokens, kv_head, split };
+        Some((tile, (num_tokens * positions) as u64))
     }
 }
 
@@ -393,7 +432,10 @@ impl<'a> Work<'a> {
             // SAFETY: the positions attended to were stored before the last barrier; others are not read.
             let values = unsafe { self.layer.head::<E>(1, run.block, self.tile.kv_head) };
             for row in values[run.first_entry * dim..][..run.len * dim].chunks_exact(dim) {
-                let v: [S::F; C] = std::array::from_fn(|c| load_columns::<S, E>(s, row, (chunk + c) * LANES));
+                let mut v = [s.splat(0.0); C];
+                for c in 0..C {
+                    v[c] = load_columns::<S, E>(s, row, (chunk + c) * LANES);
+                }
                 if position < common {
                     for u in 0..U {
                         accumulate(s, &mut acc[u], v, weights[u][position]);

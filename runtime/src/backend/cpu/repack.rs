@@ -158,7 +158,10 @@ macro_rules! block {
 
             #[inline(always)]
             fn min<S: Simd>(&self, s: S) -> S::F {
-                self.mins.first().map_or(s.splat(0.0), |mins| Float::load(s, mins))
+                match self.mins.first() {
+                    Some(mins) => Float::load(s, mins),
+                    None => s.splat(0.0),
+                }
             }
         }
     };

@@ -270,15 +270,16 @@ fn store_kv_as<E: Float>(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) 
 #[inline(always)]
 fn gated_silu<S: Simd>(s: S, x: &[f32], out: &mut [f32]) {
     let (gate, up) = x.split_at(out.len());
-    let one = s.splat(1.0);
-    let silu_times = |gate: S::F, up: S::F| {
-        let denominator = s.add(one, s.exp(s.sub(s.splat(0.0), gate)));
-        s.mul(s.div(gate, denominator), up)
-    };
     let tail = out.len() / LANES * LANES;
     let (gates, ups) = (gate.as_chunks::<LANES>().0, up.as_chunks::<LANES>().0);
     for ((out, gate), up) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(gates).zip(ups) {
-        s.store(silu_times(s.load(gate), s.load(up)), out);
+        s.store(silu_times(s, s.load(gate), s.load(up)), out);
     }
-    s.store_part(silu_times(s.load_part(&gate[tail..]), s.load_part(&up[tail..])), &mut out[tail..]);
+    s.store_part(silu_times(s, s.load_part(&gate[tail..]), s.load_part(&up[tail..])), &mut out[tail..]);
+}
+
+#[inline(always)]
+fn silu_times<S: Simd>(s: S, gate: S::F, up: S::F) -> S::F {
+    let denominator = s.add(s.splat(1.0), s.exp(s.sub(s.splat(0.0), gate)));
+    s.mul(s.div(gate, denominator), up)
 }

@@ -194,6 +194,7 @@ impl Simd for Avx2 {
         let odd_w = both!(_mm256_srli_epi16::<8>, w);
         let even = both!(_mm256_madd_epi16, even_w, even_a);
         let odd = both!(_mm256_madd_epi16, odd_w, odd_a);
-        both!(_mm256_add_epi32, acc, both!(_mm256_add_epi32, even, odd))
+        let sum = both!(_mm256_add_epi32, even, odd);
+        both!(_mm256_add_epi32, acc, sum)
     }
 }

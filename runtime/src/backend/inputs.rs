@@ -153,6 +153,14 @@ impl StepInputs {
         fill(layout.logit_rows, logit_rows, bucket.logit_rows, layout.bucket.logit_rows, 0);
     }
 
+    /// The padded step as if the padding were in use, for a test backend that really computes it.
+    #[cfg(test)]
+    pub(crate) fn with_padding_in_use(&self, bucket: Bucket) -> Self {
+        let mut all = self.clone();
+        all.words[..3].copy_from_slice(&[bucket.tokens, bucket.rows, bucket.logit_rows]);
+        all
+    }
+
     /// `[tokens]`.
     pub fn token_ids(&self) -> &[u32] {
         &self.words[self.layout.token_ids..][..self.num_tokens()]

@@ -87,7 +87,7 @@ fn live_ranges(program: &Program) -> Vec<Range<usize>> {
     let mut live = vec![0..0; program.slots.len()];
     let mut touch = |slot: Slot, op: usize| {
         let range: &mut Range<usize> = &mut live[slot.index()];
-        let start = if range.is_empty() { op } else { range.start };
+        let start = if range.start == range.end { op } else { range.start };
         *range = start..op + 1;
     };
     for (i, op) in program.ops.iter().enumerate() {

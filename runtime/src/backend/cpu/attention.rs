@@ -25,6 +25,8 @@ const SPLIT: usize = 256;
 const SCORE_LEN: usize = SPLIT + LANES;
 /// Units of a tile: their scores stay in the second-level cache.
 const UNITS_PER_TILE: usize = 48;
+/// Units whose accumulators fit into registers together.
+const MAX_REGISTER_UNITS: usize = 6;
 /// Steps of up to so many tokens are split along the KV positions too.
 const MAX_SPLIT_TOKENS: usize = 16;
 
@@ -65,7 +67,8 @@ impl Scratch {
     pub(super) fn grow(&mut self, shape: Shape, max_positions: usize) {
         let units = UNITS_PER_TILE.max(shape.heads / shape.kv_heads);
         let padded_dim = shape.dim.next_multiple_of(LANES);
-        self.thread_len = self.thread_len.max(units * (SCORE_LEN + 2 * (padded_dim + LANES)));
+        self.thread_len =
+            self.thread_len.max(shape.dim * MAX_REGISTER_UNITS + units * (SCORE_LEN + 2 * (padded_dim + LANES)));
         self.partial_len = self.partial_len.max(padded_dim + LANES);
         self.max_splits = self.max_splits.max(max_positions.div_ceil(SPLIT));
         self.heads = self.heads.max(shape.heads);
@@ -244,6 +247,17 @@ struct Run {
     len: usize,
 }
 
+/// Some positions of a split and the columns of their values.
+#[derive(Clone, Copy)]
+struct Values {
+    split: usize,
+    /// The first unit.
+    unit: usize,
+    first_column: usize,
+    from: usize,
+    to: usize,
+}
+
 /// One unit's softmax so far: values are `acc / sum`, weights relative to `max`.
 #[derive(Clone, Copy)]
 struct Softmax {
@@ -260,6 +274,8 @@ struct Work<'a> {
     /// Query heads per KV head.
     group: usize,
     padded_dim: usize,
+    /// `[dim, units of a register tile]`.
+    queries: &'a mut [f32],
     /// `[units, SCORE_LEN]`.
     scores: &'a mut [f32],
     /// `[units, padded_dim + 16]`: this split's values, then maximum and sum.
@@ -280,10 +296,11 @@ impl<'a> Work<'a> {
         let area = op.scratch.threads_start + attend.thread * op.scratch.thread_len * size_of::<f32>();
         // SAFETY: this thread's own area, used by one tile at a time.
         let area = unsafe { step.memory.slice_mut::<f32>(area, op.scratch.thread_len) };
-        let (scores, rest) = area.split_at_mut(units * SCORE_LEN);
+        let (queries, rest) = area.split_at_mut(layer.dim * MAX_REGISTER_UNITS);
+        let (scores, rest) = rest.split_at_mut(units * SCORE_LEN);
         let (partial, rest) = rest.split_at_mut(units * (padded_dim + LANES));
         let total = &mut rest[..units * (padded_dim + LANES)];
-        Self { step, op, layer, tile, group, padded_dim, scores, partial, total, first_unit: 0 }
+        Self { step, op, layer, tile, group, padded_dim, queries, scores, partial, total, first_unit: 0 }
     }
 
     #[inline(always)]
@@ -328,6 +345,17 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// Asks for the keys that are as far on in the next split as `position` is in this one.
+    #[inline(always)]
+    fn prefetch_next_split<S: Simd, E: Float>(&self, s: S, split: usize, position: usize) {
+        let last = self.step.inputs.positions()[self.tile.first_token + self.tile.num_tokens - 1] as usize;
+        if (split + 1) * SPLIT + position <= last {
+            let run = self.run(split + 1, position, SPLIT);
+            // SAFETY: nothing is read.
+            s.prefetch_all(unsafe { self.layer.head::<E>(0, run.block, self.tile.kv_head) });
+        }
+    }
+
     /// Computes one split of every unit that has positions in it.
     #[inline(always)]
     fn split<S: Simd, E: Float>(&mut self, s: S, split: usize) {
@@ -336,7 +364,7 @@ impl<'a> Work<'a> {
         let mut unit = self.first_unit;
         while unit < units {
             unit += match units - unit {
-                6.. if S::WIDE => self.units::<S, E, 6>(s, split, unit),
+                MAX_REGISTER_UNITS.. if S::WIDE => self.units::<S, E, MAX_REGISTER_UNITS>(s, split, unit),
                 3.. => self.units::<S, E, 3>(s, split, unit),
                 2 => self.units::<S, E, 2>(s, split, unit),
                 _ => self.units::<S, E, 1>(s, split, unit),
@@ -347,25 +375,25 @@ impl<'a> Work<'a> {
     /// The split's `U` units from `first`; gives `U`.
     #[inline(always)]
     fn units<S: Simd, E: Float, const U: usize>(&mut self, s: S, split: usize, first: usize) -> usize {
-        let num_valid: [usize; U] = std::array::from_fn(|u| self.num_valid(first + u, split));
-        self.score::<S, E, U>(s, split, first, num_valid[U - 1]);
-        for (u, &valid) in num_valid.iter().enumerate() {
-            let softmax = self.weigh(s, first + u, valid);
-            let record = &mut self.partial[(first + u) * (self.padded_dim + LANES)..][..self.padded_dim + LANES];
-            record[self.padded_dim] = softmax.max;
-            record[self.padded_dim + 1] = softmax.sum;
+        // Positions ascend with the units: the first has the fewest, the last the most.
+        let (common, most) = (self.num_valid(first, split), self.num_valid(first + U - 1, split));
+        self.score::<S, E, U>(s, split, first, most);
+        for unit in first..first + U {
+            let softmax = self.weigh(s, unit, self.num_valid(unit, split));
+            let end = self.padded_dim;
+            let record = &mut self.partial[unit * (end + LANES)..][..end + LANES];
+            record[end] = softmax.max;
+            record[end + 1] = softmax.sum;
         }
-        let whole = self.layer.dim / LANES;
-        let mut chunk = 0;
-        while chunk < whole {
-            chunk += if whole - chunk >= 4 {
-                self.values::<S, E, U, 4>(s, split, first, (chunk, num_valid))
-            } else {
-                self.values::<S, E, U, 1>(s, split, first, (chunk, num_valid))
-            };
-        }
-        if whole * LANES < self.layer.dim {
-            self.values::<S, E, U, 1>(s, split, first, (whole, num_valid));
+        for chunk in 0..self.padded_dim.div_ceil(4 * LANES) {
+            let first_column = chunk * 4 * LANES;
+            self.value_columns::<S, E, U>(s, Values { split, unit: first, first_column, from: 0, to: common });
+            for unit in first..first + U {
+                let to = self.num_valid(unit, split);
+                if to > common {
+                    self.value_columns::<S, E, 1>(s, Values { split, unit, first_column, from: common, to });
+                }
+            }
         }
         U
     }
@@ -373,16 +401,30 @@ impl<'a> Work<'a> {
     /// `scores = scale * q · k` for the split's first `count` positions (and some beyond, in whole vectors).
     #[inline(always)]
     fn score<S: Simd, E: Float, const U: usize>(&mut self, s: S, split: usize, first: usize, count: usize) {
-        let block_size = self.layer.block_size;
-        let q: [&[f32]; U] = std::array::from_fn(|u| self.query(first + u));
+        let (block_size, dim) = (self.layer.block_size, self.layer.dim);
+        for u in 0..U {
+            for (d, &x) in self.query(first + u).iter().enumerate() {
+                self.queries[d * U + u] = x;
+            }
+        }
         let scale = s.splat(self.op.scale);
         let mut position = 0;
         while position < count {
             let run = self.run(split, position, count);
             // SAFETY: the positions attended to were stored before the last barrier; scores of others are overwritten.
             let keys = unsafe { self.layer.head::<E>(0, run.block, self.tile.kv_head) };
+            if first == self.first_unit {
+                // SAFETY: as above; nothing is read.
+                s.prefetch_all(unsafe { self.layer.head::<E>(1, run.block, self.tile.kv_head) });
+            }
+            let queries = self.queries[..dim * U].as_chunks::<U>().0;
             for offset in (0..run.len).step_by(LANES) {
-                let acc = dot_keys::<S, E, U>(s, q, keys, block_size, run.first_entry + offset);
+                let entry = run.first_entry + offset;
+                let acc = if entry + LANES <= block_size {
+                    dot_keys::<S, E, U, false>(s, queries, keys, block_size, entry)
+                } else {
+                    dot_keys::<S, E, U, true>(s, queries, keys, block_size, entry)
+                };
                 for (u, acc) in acc.into_iter().enumerate() {
                     let at = (first + u) * SCORE_LEN + position + offset;
                     let out = self.scores[at..].first_chunk_mut::<LANES>().expect("score rows are padded");
@@ -414,49 +456,68 @@ impl<'a> Work<'a> {
         Softmax { max, sum: s.sum(sum) }
     }
 
-    /// Weighted sums of `C` vectors of value columns from vector `chunk`; gives `C`.
+    /// Up to four vectors of columns.
     #[inline(always)]
-    fn values<S: Simd, E: Float, const U: usize, const C: usize>(
-        &mut self,
-        s: S,
-        split: usize,
-        first: usize,
-        (chunk, num_valid): (usize, [usize; U]),
-    ) -> usize {
-        let (dim, common, end) = (self.layer.dim, num_valid[0], num_valid[U - 1]);
+    fn value_columns<S: Simd, E: Float, const U: usize>(&mut self, s: S, values: Values) {
+        let rest = self.layer.dim - values.first_column;
+        if rest >= 4 * LANES {
+            return self.values::<S, E, U, 4, false>(s, values);
+        }
+        for vector in 0..rest.div_ceil(LANES) {
+            let values = Values { first_column: values.first_column + vector * LANES, ..values };
+            if values.first_column + LANES <= self.layer.dim {
+                self.values::<S, E, U, 1, false>(s, values);
+            } else {
+                self.values::<S, E, U, 1, true>(s, values);
+            }
+        }
+    }
+
+    /// Adds the weighted values of some positions to `C` vectors of columns of `U` units.
+    #[inline(always)]
+    fn values<S: Simd, E: Float, const U: usize, const C: usize, const PART: bool>(&mut self, s: S, values: Values) {
+        let Values { split, unit, first_column, from, to } = values;
+        let dim = self.layer.dim;
+        let record_len = self.padded_dim + LANES;
+        let weights: &[[f32; SCORE_LEN]; U] =
+            self.scores.as_chunks::<SCORE_LEN>().0[unit..].first_chunk().expect("units are inside the tile");
         let mut acc = [[s.splat(0.0); C]; U];
-        let weights: [&[f32]; U] = std::array::from_fn(|u| &self.scores[(first + u) * SCORE_LEN..][..end]);
-        let mut position = 0;
-        while position < end {
-            let run = self.run(split, position, end);
+        if from > 0 {
+            for u in 0..U {
+                let record = &self.partial[(unit + u) * record_len + first_column..];
+                for c in 0..C {
+                    acc[u][c] = s.load(record[c * LANES..].first_chunk().expect("records are padded"));
+                }
+            }
+        }
+        let mut position = from;
+        while position < to {
+            let run = self.run(split, position, to);
             // SAFETY: the positions attended to were stored before the last barrier; others are not read.
-            let values = unsafe { self.layer.head::<E>(1, run.block, self.tile.kv_head) };
-            for row in values[run.first_entry * dim..][..run.len * dim].chunks_exact(dim) {
+            let rows = unsafe { self.layer.head::<E>(1, run.block, self.tile.kv_head) };
+            if unit == self.first_unit && first_column == 0 {
+                self.prefetch_next_split::<S, E>(s, split, position);
+            }
+            for row in rows[run.first_entry * dim..][..run.len * dim].chunks_exact(dim) {
                 let mut v = [s.splat(0.0); C];
                 for c in 0..C {
-                    v[c] = load_columns::<S, E>(s, row, (chunk + c) * LANES);
+                    v[c] = load_columns::<S, E, PART>(s, &row[first_column + c * LANES..]);
                 }
-                if position < common {
-                    for u in 0..U {
-                        accumulate(s, &mut acc[u], v, weights[u][position]);
-                    }
-                } else {
-                    for u in 0..U {
-                        if position < num_valid[u] {
-                            accumulate(s, &mut acc[u], v, weights[u][position]);
-                        }
+                for u in 0..U {
+                    let weight = s.splat(weights[u][position]);
+                    for c in 0..C {
+                        acc[u][c] = s.fma(v[c], weight, acc[u][c]);
                     }
                 }
                 position += 1;
             }
         }
-        for (u, acc) in acc.into_iter().enumerate() {
-            let start = (first + u) * (self.padded_dim + LANES) + chunk * LANES;
-            for (out, acc) in self.partial[start..].as_chunks_mut::<LANES>().0.iter_mut().zip(acc) {
-                s.store(acc, out);
+        for u in 0..U {
+            let record = &mut self.partial[(unit + u) * record_len + first_column..];
+            for c in 0..C {
+                s.store(acc[u][c], record[c * LANES..].first_chunk_mut().expect("records are padded"));
             }
         }
-        C
     }
 
     /// Merges the split just computed into the total.
@@ -529,45 +590,35 @@ impl Kernel for Merge<'_> {
     }
 }
 
-/// `q · k` of `U` queries and 16 keys from `offset` of a block; lanes past the block are 0.
+/// `q · k` of `U` queries, `[dim, U]`, and 16 keys from `entry` of a block; lanes past the block are 0.
 #[inline(always)]
-fn dot_keys<S: Simd, E: Float, const U: usize>(
+fn dot_keys<S: Simd, E: Float, const U: usize, const PART: bool>(
     s: S,
-    q: [&[f32]; U],
+    queries: &[[f32; U]],
     keys: &[E],
     block_size: usize,
-    offset: usize,
+    entry: usize,
 ) -> [S::F; U] {
     let mut acc = [s.splat(0.0); U];
-    for (d, row) in keys.chunks_exact(block_size).enumerate() {
-        let k = load_columns::<S, E>(s, row, offset);
+    for (q, row) in queries.iter().zip(keys.chunks_exact(block_size)) {
+        let k = load_columns::<S, E, PART>(s, &row[entry..]);
         for u in 0..U {
-            acc[u] = s.fma(k, s.splat(q[u][d]), acc[u]);
+            acc[u] = s.fma(k, s.splat(q[u]), acc[u]);
         }
     }
     acc
 }
 
-/// `acc += v * weight`.
+/// The first 16 values; with `PART` there may be fewer, and 0 past their end.
 #[inline(always)]
-fn accumulate<S: Simd, const C: usize>(s: S, acc: &mut [S::F; C], v: [S::F; C], weight: f32) {
-    let weight = s.splat(weight);
-    for c in 0..C {
-        acc[c] = s.fma(v[c], weight, acc[c]);
-    }
-}
-
-/// 16 values of a row from `offset`; 0 past its end.
-#[inline(always)]
-fn load_columns<S: Simd, E: Float>(s: S, row: &[E], offset: usize) -> S::F {
-    let rest = &row[offset..];
-    match rest.first_chunk::<LANES>() {
-        Some(whole) => E::load(s, whole),
-        None => {
-            let mut padded = [E::zeroed(); LANES];
-            padded[..rest.len()].copy_from_slice(rest);
-            E::load(s, &padded)
-        }
+fn load_columns<S: Simd, E: Float, const PART: bool>(s: S, values: &[E]) -> S::F {
+    if PART {
+        let mut padded = [E::zeroed(); LANES];
+        let count = values.len().min(LANES);
+        padded[..count].copy_from_slice(&values[..count]);
+        E::load(s, &padded)
+    } else {
+        E::load(s, values.first_chunk().expect("a whole vector"))
     }
 }
 

@@ -21,6 +21,11 @@ use super::simd::{Kernel, LANES, Simd};
 /// Rows of activations that pass over the panels together: they stay in the second-level cache.
 const ROWS_PER_PASS: usize = 64;
 
+/// Tiles of up to so many rows wait for weights: they ask for them ahead.
+const PREFETCH_ROWS: usize = 4;
+/// How far ahead, across the ends of panels: they follow each other.
+const PREFETCH_BYTES: usize = 2048;
+
 /// 32 activations of one row: `x = code * scale`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -39,17 +44,16 @@ pub(super) fn quantise_row<S: Simd>(s: S, x: &[f32], out: &mut [QuantGroup]) {
     for (x, out) in x.as_chunks::<GROUP>().0.iter().zip(out) {
         let halves = x.as_chunks::<LANES>().0;
         let (a, b) = (s.load(&halves[0]), s.load(&halves[1]));
-        let bits = s.array_i(s.max_i(s.abs_bits(a), s.abs_bits(b)));
-        let largest = f32::from_bits(bits.into_iter().fold(0, i32::max) as u32);
+        let largest = f32::from_bits(s.max_lane_i(s.max_i(s.abs_bits(a), s.abs_bits(b))) as u32);
         let inverse = s.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
         let codes = [s.round_to_i8(s.mul(a, inverse)), s.round_to_i8(s.mul(b, inverse))];
-        let sums = codes.map(|half| half.iter().map(|&c| i32::from(c)).sum::<i32>());
-        let scale = largest / 127.0;
+        let sums = [s.sum_i8(codes[0]), s.sum_i8(codes[1])];
+        let scale = largest * (1.0 / 127.0);
         *out = QuantGroup {
             codes: bytemuck::cast(codes),
             scale,
             scaled_sum: scale * (sums[0] + sums[1]) as f32,
-            negative_sums: sums.map(|sum| -sum),
+            negative_sums: [-sums[0], -sums[1]],
         };
     }
 }
@@ -182,6 +186,12 @@ fn quantised_tile<S: Simd, B: Block, const M: usize>(
     let mut acc = [s.splat(0.0); M];
     let x = x.map(|row| &row[..blocks.len()]);
     for (g, block) in blocks.iter().enumerate() {
+        if M <= PREFETCH_ROWS {
+            let ahead = std::ptr::from_ref(block).cast::<u8>().wrapping_add(PREFETCH_BYTES);
+            for offset in (0..size_of::<B>()).step_by(64) {
+                s.prefetch(ahead.wrapping_add(offset));
+            }
+        }
         let codes = block.codes(s);
         let quads = 8 / B::HALVES;
         for half in 0..B::HALVES {

@@ -166,6 +166,24 @@ impl Simd for Avx2 {
         });
         out
     }
+    #[inline(always)]
+    fn max_lane_i(self, v: Self::I) -> i32 {
+        intrinsic!({
+            let eight = _mm256_max_epi32(v.0, v.1);
+            let four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+            let two = _mm_max_epi32(four, _mm_shuffle_epi32::<0b00_00_11_10>(four));
+            _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32::<1>(two)))
+        })
+    }
+    #[inline(always)]
+    fn sum_i8(self, v: [i8; LANES]) -> i32 {
+        // Sums of differences from 0 of the bytes moved up by 128, in two halves.
+        intrinsic!({
+            let moved = _mm_xor_si128(_mm_loadu_si128(v.as_ptr().cast()), _mm_set1_epi8(-128));
+            let sums = _mm_sad_epu8(moved, _mm_setzero_si128());
+            _mm_cvtsi128_si32(sums) + _mm_extract_epi16::<4>(sums) - 128 * LANES as i32
+        })
+    }
 
     #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> Self::B {
@@ -196,5 +214,10 @@ impl Simd for Avx2 {
         let odd = both!(_mm256_madd_epi16, odd_w, odd_a);
         let sum = both!(_mm256_add_epi32, even, odd);
         both!(_mm256_add_epi32, acc, sum)
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        intrinsic!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
     }
 }

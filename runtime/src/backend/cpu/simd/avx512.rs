@@ -126,6 +126,19 @@ impl Simd for Avx512 {
         intrinsic!(_mm512_storeu_si512(out.as_mut_ptr().cast(), v));
         out
     }
+    #[inline(always)]
+    fn max_lane_i(self, v: __m512i) -> i32 {
+        intrinsic!(_mm512_reduce_max_epi32(v))
+    }
+    #[inline(always)]
+    fn sum_i8(self, v: [i8; LANES]) -> i32 {
+        // Sums of differences from 0 of the bytes moved up by 128, in two halves.
+        intrinsic!({
+            let moved = _mm_xor_si128(_mm_loadu_si128(v.as_ptr().cast()), _mm_set1_epi8(-128));
+            let sums = _mm_sad_epu8(moved, _mm_setzero_si128());
+            _mm_cvtsi128_si32(sums) + _mm_extract_epi16::<4>(sums) - 128 * LANES as i32
+        })
+    }
 
     #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> __m512i {
@@ -145,5 +158,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn dot(self, acc: __m512i, w: __m512i, a: [i8; 4]) -> __m512i {
         intrinsic!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(bytemuck::cast(a))))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        intrinsic!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
     }
 }

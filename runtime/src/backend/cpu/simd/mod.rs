@@ -54,6 +54,10 @@ pub(super) trait Simd: Copy {
     fn abs_bits(self, v: Self::F) -> Self::I;
     fn to_f(self, v: Self::I) -> Self::F;
     fn array_i(self, v: Self::I) -> [i32; LANES];
+    /// Greatest lane.
+    fn max_lane_i(self, v: Self::I) -> i32;
+    /// Sum of the lanes of bytes.
+    fn sum_i8(self, v: [i8; LANES]) -> i32;
 
     fn load_bytes(self, x: &[u8; 64]) -> Self::B;
     /// Low and high four bits of each byte.
@@ -62,6 +66,18 @@ pub(super) trait Simd: Copy {
     fn dot_small(self, acc: Self::I, w: Self::B, a: [i8; 4]) -> Self::I;
     /// Per lane: `acc + sum of w[i] * a[i]` over its 4 bytes, for any `w`.
     fn dot(self, acc: Self::I, w: Self::B, a: [i8; 4]) -> Self::I;
+
+    /// Asks for the cache line at an address, which need not be valid.
+    fn prefetch(self, at: *const u8);
+
+    /// Asks for all cache lines of `x`.
+    #[inline(always)]
+    fn prefetch_all<T>(self, x: &[T]) {
+        let start = x.as_ptr().cast::<u8>();
+        for offset in (0..size_of_val(x)).step_by(64) {
+            self.prefetch(start.wrapping_add(offset));
+        }
+    }
 
     #[inline(always)]
     fn array(self, v: Self::F) -> [f32; LANES] {

@@ -105,6 +105,14 @@ impl Simd for Portable {
     fn array_i(self, v: Self::I) -> [i32; LANES] {
         v
     }
+    #[inline(always)]
+    fn max_lane_i(self, v: Self::I) -> i32 {
+        v.into_iter().fold(i32::MIN, i32::max)
+    }
+    #[inline(always)]
+    fn sum_i8(self, v: [i8; LANES]) -> i32 {
+        v.into_iter().map(i32::from).sum()
+    }
 
     #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> Self::B {
@@ -123,4 +131,8 @@ impl Simd for Portable {
         let product = |lane: usize, i: usize| i32::from(w[lane * 4 + i]) * i32::from(a[i]);
         std::array::from_fn(|l| acc[l] + product(l, 0) + product(l, 1) + product(l, 2) + product(l, 3))
     }
+
+    /// Compilers have no portable word for it.
+    #[inline(always)]
+    fn prefetch(self, _at: *const u8) {}
 }

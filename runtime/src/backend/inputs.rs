@@ -133,6 +133,34 @@ impl StepInputs {
         self.words[2] = count as u32 + 1;
     }
 
+    /// Makes the words past what is in use harmless up to `bucket`: padding tokens and logit rows read token 0 at position
+    /// 0 and write to block 0, padding rows are empty.
+    ///
+    /// # Panics
+    /// When the bucket is smaller than the step or larger than the layout.
+    pub fn pad(&mut self, bucket: Bucket) {
+        let layout = self.layout;
+        let (num_tokens, rows, logit_rows) = (self.num_tokens(), self.num_rows(), self.num_logit_rows());
+        let mut fill = |start: usize, used: usize, padded: u32, most: u32, value: u32| {
+            assert!(used <= padded as usize && padded <= most, "bucket does not fit the step or the layout");
+            self.words[start + used..start + padded as usize].fill(value);
+        };
+        for start in [layout.token_ids, layout.positions, layout.slot_map] {
+            fill(start, num_tokens, bucket.tokens, layout.bucket.tokens, 0);
+        }
+        fill(layout.row_starts + 1, rows, bucket.rows, layout.bucket.rows, num_tokens as u32);
+        fill(layout.kv_lens, rows, bucket.rows, layout.bucket.rows, 0);
+        fill(layout.logit_rows, logit_rows, bucket.logit_rows, layout.bucket.logit_rows, 0);
+    }
+
+    /// The padded step as if the padding were in use, for a test backend that really computes it.
+    #[cfg(test)]
+    pub(crate) fn with_padding_in_use(&self, bucket: Bucket) -> Self {
+        let mut all = self.clone();
+        all.words[..3].copy_from_slice(&[bucket.tokens, bucket.rows, bucket.logit_rows]);
+        all
+    }
+
     /// `[tokens]`.
     pub fn token_ids(&self) -> &[u32] {
         &self.words[self.layout.token_ids..][..self.num_tokens()]

@@ -2,10 +2,14 @@
 //!
 //! Invariant: a new architecture touches two places, its own file and one line of `registry`.
 
-pub mod layers;
-pub mod llama;
-pub mod qwen3;
-pub mod registry;
+mod config;
+mod layers;
+mod llama;
+mod qwen3;
+mod registry;
+mod rope;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use crate::error::LoadError;
 use crate::ids::TokenId;
@@ -36,6 +40,16 @@ pub struct ModelInfo {
     pub num_parameters: u64,
     /// End-of-sequence ids of config and generation config.
     pub eos_token_ids: Vec<TokenId>,
+    /// Decoder layers.
+    pub num_layers: u32,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Elements per head.
+    pub head_dim: u32,
 }
 
 /// Builds the model of a checkpoint.

@@ -1,5 +1,51 @@
-//! (stub)
-use super::*;
-pub(super) fn load(_c: &Checkpoint, _k: KvDtype) -> Result<Model, LoadError> {
-    todo!("helper model")
+//! Which architectures there are: one line each.
+//!
+//! Invariant: a checkpoint's own name for its architecture decides; an unknown one is an error that lists what is known.
+
+use super::{Model, llama, qwen3};
+use crate::error::LoadError;
+use crate::program::KvDtype;
+use crate::weights::{Checkpoint, Container};
+
+/// An architecture under its names in the two kinds of container.
+pub(super) struct Architecture {
+    /// Class names in `config.json`.
+    pub hf: &'static [&'static str],
+    /// Values of `general.architecture`.
+    pub gguf: &'static [&'static str],
+    /// Builds the model.
+    pub load: fn(&Checkpoint, KvDtype) -> Result<Model, LoadError>,
+}
+
+const ARCHITECTURES: &[Architecture] = &[
+    Architecture { hf: &["LlamaForCausalLM"], gguf: &["llama"], load: llama::load },
+    Architecture { hf: &["Qwen3ForCausalLM"], gguf: &["qwen3"], load: qwen3::load },
+];
+
+pub(super) fn load(checkpoint: &Checkpoint, kv_dtype: KvDtype) -> Result<Model, LoadError> {
+    let names = |a: &Architecture| match checkpoint.container {
+        Container::Gguf(_) => a.gguf,
+        Container::HuggingFace { .. } => a.hf,
+    };
+    let name = match &checkpoint.container {
+        Container::Gguf(metadata) => metadata.require_str("general.architecture")?,
+        Container::HuggingFace { config, .. } => {
+            let name = config.get("architectures").and_then(|list| list.get(0)).and_then(|name| name.as_str());
+            name.ok_or_else(|| LoadError::Config {
+                path: checkpoint.path.join("config.json"),
+                key: "architectures".into(),
+                problem: "expected a list of one class name".into(),
+            })?
+        }
+    };
+    let Some(architecture) = ARCHITECTURES.iter().find(|a| names(a).contains(&name)) else {
+        let supported: Vec<&str> = ARCHITECTURES.iter().flat_map(names).copied().collect();
+        return Err(LoadError::Unsupported {
+            path: checkpoint.path.clone(),
+            what: "architecture",
+            name: name.into(),
+            supported: supported.join(", "),
+        });
+    };
+    (architecture.load)(checkpoint, kv_dtype)
 }

@@ -1,1 +1,345 @@
-//! (stub)
+//! Refuses a program that no backend could run, or that this device cannot, before anything is uploaded.
+//!
+//! Invariant: after `check` every index is in range, every shape agrees, every slot is written once before it is read, and
+//! an op that writes a slot touches it nowhere else, so that backends lower ops without checks. After `check_limits` the
+//! program fits the device. Called when a model is loaded.
+
+use std::path::{Path, PathBuf};
+
+use super::{AccessKind, Op, Plane, Program, RowDim, SlotInfo, StateSpec, View};
+use crate::backend::{Bucket, Caps};
+use crate::error::LoadError;
+use crate::ids::{Layer, Slot, WeightId};
+use crate::weights::HostTensor;
+
+/// Checks structure and shapes. `path` is the model's, for the message.
+///
+/// # Errors
+/// `Tensor`, naming the op's index and kind and the slot or weight that is wrong.
+pub fn check(program: &Program, path: &Path) -> Result<(), LoadError> {
+    let mut written = vec![false; program.slots.len()];
+    for (index, op) in program.ops.iter().enumerate() {
+        let checker = Checker { program, path, index, op };
+        checker.order(&mut written)?;
+        checker.shapes()?;
+    }
+    let end = Checker { program, path, index: program.ops.len(), op: &Op::CheckFinite { x: Slot(0) } };
+    let Some(logits) = program.logits else {
+        return Err(end.error("logits", "a slot", "none"));
+    };
+    let info = end.slot(logits)?;
+    if info.rows != RowDim::LogitRows || !written[logits.index()] {
+        return Err(end.error(&info.name, "logits written, one row per logit row", "something else"));
+    }
+    Ok(())
+}
+
+/// Checks the device's limits for steps of up to `bucket`, weights as they lie in the file and `num_blocks` KV blocks.
+///
+/// # Errors
+/// `Limit`, naming op, tensor and limit.
+pub fn check_limits(program: &Program, weights: &[HostTensor], sizes: Sizes, caps: &Caps) -> Result<(), LoadError> {
+    let limit_bytes = |what: String, needed: u64| {
+        if needed <= caps.max_binding_bytes {
+            return Ok(());
+        }
+        Err(LoadError::Limit {
+            what,
+            needed: format!("{needed} bytes in one buffer"),
+            limit: format!("{} bytes (max_binding_bytes of {})", caps.max_binding_bytes, caps.name),
+        })
+    };
+    for (index, op) in program.ops.iter().enumerate() {
+        let at = format!("op {index} ({})", op.kind());
+        let planes = op.layer().map_or(0, |layer| {
+            let StateSpec::Paged { planes } = &program.states[layer.index()];
+            planes.len()
+        });
+        let bindings = op.accesses().len() + op.weights().len() + planes + usize::from(op.uses_inputs());
+        if bindings > caps.max_bindings as usize {
+            return Err(LoadError::Limit {
+                what: at,
+                needed: format!("{bindings} bindings"),
+                limit: format!("{} bindings (max_bindings of {})", caps.max_bindings, caps.name),
+            });
+        }
+        for access in op.accesses() {
+            let SlotInfo { name, rows, width } = &program.slots[access.slot.index()];
+            let rows = match rows {
+                RowDim::Tokens => sizes.bucket.tokens,
+                RowDim::LogitRows => sizes.bucket.logit_rows,
+            };
+            let needed = u64::from(rows).saturating_mul(u64::from(*width)).saturating_mul(4);
+            limit_bytes(format!("{at}, slot '{name}'"), needed)?;
+        }
+        for id in op.weights() {
+            let tensor = &weights[id.index()];
+            limit_bytes(format!("{at}, tensor '{}'", tensor.name), tensor.bytes().len() as u64)?;
+        }
+    }
+    for (layer, StateSpec::Paged { planes }) in program.states.iter().enumerate() {
+        for plane in planes {
+            let block = StateSpec::Paged { planes: vec![*plane] }.block_bytes(sizes.block_size);
+            let needed = block.saturating_mul(u64::from(sizes.num_blocks));
+            limit_bytes(format!("KV cache of layer {layer}, {} blocks", sizes.num_blocks), needed)?;
+        }
+    }
+    Ok(())
+}
+
+/// What `check_limits` sizes buffers for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// The largest step.
+    pub bucket: Bucket,
+    /// KV blocks, block 0 included.
+    pub num_blocks: u32,
+    /// Tokens per block.
+    pub block_size: u32,
+}
+
+/// One op under check.
+struct Checker<'a> {
+    program: &'a Program,
+    path: &'a Path,
+    index: usize,
+    op: &'a Op,
+}
+
+impl Checker<'_> {
+    fn error(&self, tensor: &str, expected: impl std::fmt::Display, got: impl std::fmt::Display) -> LoadError {
+        LoadError::Tensor {
+            path: PathBuf::from(self.path),
+            tensor: format!("{tensor} (op {}, {})", self.index, self.op.kind()),
+            expected: expected.to_string(),
+            got: got.to_string(),
+        }
+    }
+
+    fn slot(&self, slot: Slot) -> Result<&SlotInfo, LoadError> {
+        let num_slots = self.program.slots.len();
+        let info = self.program.slots.get(slot.index());
+        info.ok_or_else(|| self.error(&format!("slot {slot}"), format!("an index below {num_slots}"), slot))
+    }
+
+    /// Written once, before it is read; what is written is touched once.
+    fn order(&self, written: &mut [bool]) -> Result<(), LoadError> {
+        let accesses = self.op.accesses();
+        for access in &accesses {
+            let name = &self.slot(access.slot)?.name;
+            let touched = accesses.iter().filter(|other| other.slot == access.slot).count();
+            if access.kind.writes() && touched > 1 {
+                return Err(self.error(name, "an output that is no other operand", "the same slot twice"));
+            }
+            let is_written = &mut written[access.slot.index()];
+            match access.kind {
+                AccessKind::Read | AccessKind::ReadWrite if !*is_written => {
+                    return Err(self.error(name, "a slot that was written before", "one that was not"));
+                }
+                AccessKind::Write if *is_written => {
+                    return Err(self.error(name, "a slot that is written once", "a second write"));
+                }
+                AccessKind::Read | AccessKind::ReadWrite => {}
+                AccessKind::Write => *is_written = true,
+            }
+        }
+        Ok(())
+    }
+
+    fn shapes(&self) -> Result<(), LoadError> {
+        match self.op {
+            Op::Embed { table, out } => {
+                let width = self.rows_of(*out, RowDim::Tokens)?;
+                let shape = self.weight_shape(*table, 2)?;
+                self.equal(&self.program.weights[table.index()].name, "row length", width, shape[1])
+            }
+            Op::RmsNorm { x, weight, out, .. } => {
+                self.same_shape(*x, *out)?;
+                self.vector(*weight, self.slot(*x)?.width)
+            }
+            Op::AddRmsNorm { residual, x, weight, out, .. } => {
+                self.same_shape(*x, *residual)?;
+                self.same_shape(*x, *out)?;
+                self.vector(*weight, self.slot(*x)?.width)
+            }
+            Op::Add { residual, x } => self.same_shape(*x, *residual),
+            Op::NormHeads { x, weight, .. } => {
+                let head_dim = self.weight_shape(*weight, 1)?[0];
+                self.heads(*x, head_dim).map(drop)
+            }
+            Op::Linear { x, parts, out } => {
+                let mut width = 0u64;
+                for part in parts {
+                    let shape = self.weight_shape(part.weight, 2)?;
+                    let name = &self.program.weights[part.weight.index()].name;
+                    self.equal(name, "in_features", self.slot(*x)?.width, shape[1])?;
+                    part.bias.map_or(Ok(()), |bias| self.vector(bias, shape[0]))?;
+                    width += u64::from(shape[0]);
+                }
+                self.rows_of(*out, self.slot(*x)?.rows)?;
+                self.equal(&self.slot(*out)?.name, "width", width, self.slot(*out)?.width)
+            }
+            Op::Rope { x, inv_freq, head_dim, .. } => {
+                self.heads(*x, *head_dim)?;
+                if !head_dim.is_multiple_of(2) {
+                    return Err(self.error("head_dim", "an even number", head_dim));
+                }
+                self.vector(*inv_freq, head_dim / 2)
+            }
+            Op::StoreKv { k, v, layer } => {
+                let [key, value] = self.planes(*layer)?;
+                self.heads(*k, key.dim)?;
+                self.heads(*v, value.dim)?;
+                self.equal("k", "width of the plane", u64::from(key.heads) * u64::from(key.dim), k.width)?;
+                self.equal("v", "width of the plane", u64::from(value.heads) * u64::from(value.dim), v.width)
+            }
+            Op::Attention { q, layer, heads, head_dim, out, .. } => {
+                let [key, value] = self.planes(*layer)?;
+                self.equal("q", "head_dim of the plane", key.dim, *head_dim)?;
+                self.equal("v", "head_dim and heads of k", format!("{value:?}"), format!("{key:?}"))?;
+                let num_heads = self.heads(*q, *head_dim)?;
+                self.equal("q", "heads", *heads, num_heads)?;
+                if key.heads == 0 || !heads.is_multiple_of(key.heads) {
+                    return Err(self.error("q", format!("a multiple of {} KV heads", key.heads), heads));
+                }
+                self.equal(&self.slot(*out)?.name, "width", q.width, self.rows_of(*out, RowDim::Tokens)?)
+            }
+            Op::GatedActivation { x, out, .. } => {
+                let width = self.rows_of(*x, RowDim::Tokens)?;
+                let half = self.rows_of(*out, RowDim::Tokens)?;
+                self.equal(&self.slot(*x)?.name, "width", u64::from(half) * 2, width)
+            }
+            Op::CheckFinite { x } => self.rows_of(*x, RowDim::Tokens).map(drop),
+            Op::SelectRows { x, out } => {
+                let width = self.rows_of(*x, RowDim::Tokens)?;
+                self.equal(&self.slot(*out)?.name, "width", width, self.rows_of(*out, RowDim::LogitRows)?)
+            }
+        }
+    }
+
+    fn equal<A: ToString, B: ToString>(&self, name: &str, what: &str, expected: A, got: B) -> Result<(), LoadError> {
+        let (expected, got) = (expected.to_string(), got.to_string());
+        if expected == got { Ok(()) } else { Err(self.error(name, format!("{what} {expected}"), got)) }
+    }
+
+    /// The width of a slot of the wanted kind of rows.
+    fn rows_of(&self, slot: Slot, rows: RowDim) -> Result<u32, LoadError> {
+        let info = self.slot(slot)?;
+        if info.rows != rows || info.width == 0 {
+            let got = format!("{:?} of width {}", info.rows, info.width);
+            return Err(self.error(&info.name, format!("{rows:?} of some width"), got));
+        }
+        Ok(info.width)
+    }
+
+    fn same_shape(&self, a: Slot, b: Slot) -> Result<(), LoadError> {
+        let width = self.rows_of(b, self.slot(a)?.rows)?;
+        self.equal(&self.slot(b)?.name, "width", self.slot(a)?.width, width)
+    }
+
+    fn weight_shape(&self, id: WeightId, num_dims: usize) -> Result<&[u32], LoadError> {
+        let num_weights = self.program.weights.len();
+        let Some(info) = self.program.weights.get(id.index()) else {
+            return Err(self.error(&format!("weight {id}"), format!("an index below {num_weights}"), id));
+        };
+        if info.shape.len() != num_dims || info.shape.contains(&0) {
+            return Err(self.error(&info.name, format!("{num_dims} dimensions above 0"), format!("{:?}", info.shape)));
+        }
+        Ok(&info.shape)
+    }
+
+    fn vector(&self, id: WeightId, len: u32) -> Result<(), LoadError> {
+        let got = self.weight_shape(id, 1)?[0];
+        self.equal(&self.program.weights[id.index()].name, "length", len, got)
+    }
+
+    /// The number of heads in a view that lies inside its slot.
+    fn heads(&self, view: View, head_dim: u32) -> Result<u32, LoadError> {
+        let width = self.rows_of(view.slot, RowDim::Tokens)?;
+        let name = &self.slot(view.slot)?.name;
+        if view.offset.checked_add(view.width).is_none_or(|end| end > width) || view.width == 0 {
+            return Err(self.error(name, format!("columns within {width}"), format!("{view:?}")));
+        }
+        if head_dim == 0 || !view.width.is_multiple_of(head_dim) {
+            return Err(self.error(name, format!("a multiple of head_dim {head_dim}"), view.width));
+        }
+        Ok(view.width / head_dim)
+    }
+
+    fn planes(&self, layer: Layer) -> Result<[Plane; 2], LoadError> {
+        let state = self.program.states.get(layer.index());
+        match state {
+            Some(StateSpec::Paged { planes }) if planes.len() == 2 => Ok([planes[0], planes[1]]),
+            _ => Err(self.error(&format!("state {layer}"), "two planes", format!("{state:?}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Buckets;
+    use crate::backend::cases::{all_cases, build_case};
+    use crate::program::Activation;
+
+    fn built(pick: fn(&Op) -> bool) -> crate::backend::cases::BuiltCase {
+        let mut all = all_cases().into_iter().map(|case| build_case(&case));
+        all.find(|case| case.program.ops.iter().any(pick)).expect("the table has every op")
+    }
+
+    fn error(change: impl FnOnce(&mut Program)) -> String {
+        let mut program = built(|op| matches!(op, Op::Linear { .. })).program;
+        change(&mut program);
+        check(&program, Path::new("m.gguf")).expect_err("the program is wrong").to_string()
+    }
+
+    #[test]
+    fn every_case_of_the_table_passes() {
+        for case in all_cases() {
+            check(&build_case(&case).program, Path::new("case")).unwrap_or_else(|e| panic!("{case}: {e}"));
+        }
+    }
+
+    #[test]
+    fn errors_name_op_and_tensor() {
+        let shape = error(|program| program.weights[1].shape[1] += 32);
+        assert_eq!(shape, "m.gguf: tensor 'part0 (op 1, Linear)': expected in_features 32, got 64");
+        assert!(
+            error(|program| program.ops.swap(0, 1)).contains("'x (op 0, Linear)': expected a slot that was written")
+        );
+        assert!(error(|program| program.logits = None).contains("logits"));
+        assert!(error(|program| program.ops.insert(1, program.ops[0].clone())).contains("second write"));
+        let in_place = Op::GatedActivation { x: Slot(0), activation: Activation::Silu, out: Slot(0) };
+        assert!(error(|program| program.ops.insert(1, in_place)).contains("the same slot twice"));
+        let stray = Op::CheckFinite { x: Slot(99) };
+        assert!(error(|program| program.ops.push(stray)).contains("slot 99 (op 3, CheckFinite)"));
+        assert!(error(|program| program.slots[1].width += 1).contains("width"));
+        let store = View { slot: Slot(0), offset: u32::MAX, width: 2 };
+        let store = Op::StoreKv { k: store, v: store, layer: Layer(0) };
+        assert!(error(|program| program.ops.insert(1, store)).contains("state 0"));
+    }
+
+    #[test]
+    fn limits_name_what_they_limit() {
+        let case = built(|op| matches!(op, Op::Attention { .. }));
+        let sizes = Sizes { bucket: case.step.layout().bucket, num_blocks: 1000, block_size: 16 };
+        let caps = |max_binding_bytes, max_bindings| Caps {
+            name: "small",
+            device: String::new(),
+            buckets: Buckets::Exact,
+            batch_invariant: true,
+            max_binding_bytes,
+            max_bindings,
+        };
+        let problem =
+            |caps: &Caps| check_limits(&case.program, &case.tensors, sizes, caps).err().map(|e| e.to_string());
+        assert_eq!(problem(&caps(u64::MAX, 8)), None);
+        assert_eq!(
+            problem(&caps(u64::MAX, 4)).as_deref(),
+            Some("op 2 (Attention): needs 5 bindings, limit 4 bindings (max_bindings of small)")
+        );
+        assert!(problem(&caps(100, 8)).is_some_and(|p| p.starts_with("op 0 (Embed), slot 'qkv': needs ")));
+        let kv = problem(&caps(100_000, 8)).expect("1000 blocks of KV are more");
+        assert!(kv.starts_with("KV cache of layer 0, 1000 blocks: needs "), "{kv}");
+    }
+}

@@ -4,9 +4,13 @@
 //! values live in the step inputs. An architecture (`model/`) writes a program once; a backend lowers it; the reference
 //! interpreter runs it. `check` refuses a bad one at load, `memory` places its slots, `segment` cuts it for replay.
 
+mod access;
 pub mod check;
+mod dump;
 pub mod memory;
 pub mod segment;
+
+pub use access::{Access, AccessKind};
 
 use serde::Serialize;
 
@@ -272,6 +276,16 @@ impl Op {
             | Self::GatedActivation { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. } => Launch::ByBucket,
+        }
+    }
+
+    /// The primitives that a fused op stands for, itself if it is one: what the reference runs.
+    pub fn expand(&self) -> Vec<Op> {
+        match *self {
+            Self::AddRmsNorm { residual, x, weight, eps, out } => {
+                vec![Self::Add { residual, x }, Self::RmsNorm { x: residual, weight, eps, out }]
+            }
+            _ => vec![self.clone()],
         }
     }
 }

@@ -1,0 +1,233 @@
+//! The op case table: (op, shapes, format, tolerance with its reason, seed) as plain data, and how to run a case on any
+//! backend through its public trait.
+//!
+//! Invariant: a case depends on its fields only: row r's activations do not change with the number of rows, nor a
+//! position's with the chunk it is computed in, so that batch and chunk invariance can be tested on the same data.
+//! Used by `tests/ops.rs`, the start-up self-test and the kernel lab.
+
+mod build;
+mod random;
+mod table;
+
+pub use build::{BuiltCase, Observed, build_case};
+pub use table::all_cases;
+
+use super::Backend;
+use crate::error::DeviceError;
+use crate::ids::WeightId;
+use crate::program::{KvDtype, RopePairing};
+use crate::weights::WeightFormat;
+
+/// One row of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// What is computed.
+    pub op: CaseOp,
+    /// How far a backend may be from the reference.
+    pub tolerance: Tolerance,
+    /// Where all its numbers come from.
+    pub seed: u64,
+}
+
+/// How far a backend may be from the reference, and why so far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// Root mean square of the error over root mean square of the expected output.
+    pub relative_rms: f32,
+    /// Largest error of one element over root mean square of the expected output.
+    pub relative_max: f32,
+    /// Why.
+    pub reason: &'static str,
+}
+
+/// An op with its shapes. `tokens` is the number of tokens of the step.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub enum CaseOp {
+    /// Rows 0, 1, … of a table of any format.
+    Embed {
+        format: WeightFormat,
+        width: u32,
+        tokens: u32,
+    },
+    RmsNorm {
+        width: u32,
+        tokens: u32,
+    },
+    /// The heads lie at column `offset` of a wider slot.
+    NormHeads {
+        heads: u32,
+        head_dim: u32,
+        offset: u32,
+        tokens: u32,
+    },
+    Add {
+        width: u32,
+        tokens: u32,
+    },
+    /// `output` says which of its two outputs is looked at.
+    AddRmsNorm {
+        width: u32,
+        tokens: u32,
+        output: FusedOutput,
+    },
+    Linear {
+        in_features: u32,
+        parts: Vec<PartCase>,
+        tokens: u32,
+    },
+    /// Positions from `start`; the heads lie at column `offset` of a wider slot.
+    Rope {
+        heads: u32,
+        head_dim: u32,
+        offset: u32,
+        pairing: RopePairing,
+        start: u32,
+        tokens: u32,
+    },
+    /// `StoreKv` and `Attention`: rows `(start, length)`, whose earlier positions a first step has stored.
+    Attention(AttentionCase),
+    GatedActivation {
+        width: u32,
+        tokens: u32,
+    },
+    /// Bad values in some rows; the flags are the output.
+    CheckFinite {
+        width: u32,
+        tokens: u32,
+    },
+    /// Chosen rows in no order, some twice.
+    SelectRows {
+        width: u32,
+        tokens: u32,
+        logit_rows: u32,
+    },
+}
+
+/// One part of a linear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartCase {
+    /// Rows of the matrix.
+    pub out_features: u32,
+    /// Its format.
+    pub format: WeightFormat,
+    /// Whether it has a bias (f32).
+    pub bias: bool,
+}
+
+/// Which output of a fused op is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FusedOutput {
+    /// The sum.
+    Residual,
+    /// The norm of the sum.
+    Normed,
+}
+
+/// Shapes of an attention case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionCase {
+    /// Query heads.
+    pub heads: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Elements per head.
+    pub head_dim: u32,
+    /// Type of both planes.
+    pub dtype: KvDtype,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// `(start, length)` per row; blocks of the rows lie in no order.
+    pub rows: Vec<(u32, u32)>,
+    /// What happens to each row's first block between the two steps.
+    pub moves: BlockMoves,
+}
+
+/// How a case moves blocks between its steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockMoves {
+    /// Not at all.
+    None,
+    /// By `copy_blocks`, to an unused block.
+    Copy,
+    /// By `read_block` and `write_block`, to an unused block.
+    ReadWrite,
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}, seed {}", self.op, self.seed)
+    }
+}
+
+/// Runs a case on a fresh backend and returns the op's output, `[rows, width]` (flags as 0 and 1).
+///
+/// # Errors
+/// What the backend says.
+pub fn run_case(backend: &mut dyn Backend, case: &Case) -> Result<Vec<f32>, DeviceError> {
+    run_built(backend, &build_case(case))
+}
+
+/// Runs a built case; see `run_case`.
+///
+/// # Errors
+/// What the backend says.
+pub fn run_built(backend: &mut dyn Backend, built: &BuiltCase) -> Result<Vec<f32>, DeviceError> {
+    for (i, tensor) in built.tensors.iter().enumerate() {
+        backend.upload(WeightId(i as u32), tensor)?;
+    }
+    let layout = built.step.layout();
+    backend.alloc_state(&built.program.states, built.num_blocks, layout.block_size)?;
+    let plan = backend.compile(&built.program, layout.bucket, layout)?;
+    if let Some(history) = &built.history {
+        let ticket = backend.submit(plan, history)?;
+        backend.wait(ticket)?;
+    }
+    match built.moves.0 {
+        BlockMoves::None => {}
+        BlockMoves::Copy => backend.copy_blocks(&built.moves.1)?,
+        BlockMoves::ReadWrite => {
+            let mut bytes = Vec::new();
+            for &(from, to) in &built.moves.1 {
+                for layer in (0..built.program.states.len()).map(|l| crate::ids::Layer(l as u32)) {
+                    backend.read_block(layer, from, &mut bytes)?;
+                    backend.write_block(layer, to, &bytes)?;
+                }
+            }
+        }
+    }
+    let ticket = backend.submit(plan, &built.step)?;
+    let output = backend.wait(ticket)?;
+    Ok(match built.observed {
+        Observed::Logits => output.logits.to_vec(),
+        Observed::NonFinite => output.non_finite.iter().map(|&flag| if flag == 0 { 0.0 } else { 1.0 }).collect(),
+    })
+}
+
+impl Tolerance {
+    /// `Err` says how far `got` is from `expected` when that is too far.
+    ///
+    /// # Errors
+    /// The message for a failed test.
+    pub fn check(&self, got: &[f32], expected: &[f32]) -> Result<(), String> {
+        if got.len() != expected.len() {
+            return Err(format!("{} values, expected {}", got.len(), expected.len()));
+        }
+        let mean_square = |sum: f64| (sum / expected.len().max(1) as f64).sqrt();
+        let scale = mean_square(expected.iter().map(|&e| f64::from(e).powi(2)).sum()).max(f64::from(f32::MIN_POSITIVE));
+        let errors = || got.iter().zip(expected).map(|(&g, &e)| (f64::from(g) - f64::from(e)).abs());
+        let rms = mean_square(errors().map(|e| e * e).sum()) / scale;
+        let (at, max) = errors().enumerate().fold((0, 0.0), |worst, (i, e)| if e <= worst.1 { worst } else { (i, e) });
+        let max = max / scale;
+        // Written so that a NaN fails.
+        if rms <= f64::from(self.relative_rms) && max <= f64::from(self.relative_max) {
+            return Ok(());
+        }
+        let (g, e) = (got.get(at).copied().unwrap_or_default(), expected.get(at).copied().unwrap_or_default());
+        Err(format!(
+            "relative rms error {rms:.2e} (allowed {:.0e}), relative max error {max:.2e} (allowed {:.0e}) at {at}: \
+             got {g}, expected {e}",
+            self.relative_rms, self.relative_max
+        ))
+    }
+}

@@ -1,0 +1,168 @@
+//! The rows of the op case table.
+//!
+//! Invariant: every op and every weight format is here, with shapes that fit no tile, and each tolerance says why it is
+//! what it is. Adding an op or a format means adding its rows here.
+
+use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase, Tolerance};
+use crate::program::{KvDtype, RopePairing};
+use crate::weights::WeightFormat;
+
+/// Copies and comparisons.
+const EXACT: Tolerance = Tolerance {
+    relative_rms: 0.0,
+    relative_max: 0.0,
+    reason: "the op moves or adds single values, nothing is reordered",
+};
+
+/// f32 arithmetic in another order.
+const FLOAT: Tolerance = Tolerance {
+    relative_rms: 2e-6,
+    relative_max: 1e-5,
+    reason: "f32 with another order of summation, fused multiply-adds and an exponential of a few units in the last place",
+};
+
+/// Products with integer blocks.
+const QUANTISED: Tolerance = Tolerance {
+    relative_rms: 1e-2,
+    relative_max: 5e-2,
+    reason: "activations may be rounded to 8 bits per block: an error of at most 1/254 of the block's largest value, \
+             about 0.5 % rms for uniform or normal values; single outputs are within five times that of their scale",
+};
+
+/// Weight formats in table order.
+const FORMATS: [WeightFormat; 11] = [
+    WeightFormat::F32,
+    WeightFormat::F16,
+    WeightFormat::Bf16,
+    WeightFormat::Q8_0,
+    WeightFormat::Q4_0,
+    WeightFormat::Q4_1,
+    WeightFormat::Q5_0,
+    WeightFormat::Q5_1,
+    WeightFormat::Q4K,
+    WeightFormat::Q5K,
+    WeightFormat::Q6K,
+];
+
+/// Every case, in a fixed order.
+pub fn all_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    row_wise_cases(&mut cases);
+    rope_cases(&mut cases);
+    linear_cases(&mut cases);
+    attention_cases(&mut cases);
+    cases
+}
+
+fn push(cases: &mut Vec<Case>, tolerance: Tolerance, op: CaseOp) {
+    let seed = cases.len() as u64 + 1;
+    cases.push(Case { op, tolerance, seed });
+}
+
+fn row_wise_cases(cases: &mut Vec<Case>) {
+    for format in FORMATS {
+        // A block format's minimum may be added by a fused multiply-add.
+        let tolerance = if format.block_len() == 1 { EXACT } else { FLOAT };
+        for &width in widths(format) {
+            push(cases, tolerance, CaseOp::Embed { format, width, tokens: 5 });
+        }
+    }
+    for (width, tokens) in [(32, 1), (64, 3), (96, 2), (576, 5), (1536, 33), (8192, 2)] {
+        push(cases, FLOAT, CaseOp::RmsNorm { width, tokens });
+        push(cases, EXACT, CaseOp::Add { width, tokens });
+        push(cases, EXACT, CaseOp::AddRmsNorm { width, tokens, output: FusedOutput::Residual });
+        push(cases, FLOAT, CaseOp::AddRmsNorm { width, tokens, output: FusedOutput::Normed });
+        push(cases, FLOAT, CaseOp::GatedActivation { width, tokens });
+        push(cases, EXACT, CaseOp::CheckFinite { width, tokens });
+        push(cases, EXACT, CaseOp::SelectRows { width, tokens, logit_rows: tokens + 2 });
+    }
+    for (heads, head_dim, offset, tokens) in [(1, 64, 0, 1), (3, 80, 0, 4), (4, 128, 128, 9), (9, 64, 192, 17)] {
+        push(cases, FLOAT, CaseOp::NormHeads { heads, head_dim, offset, tokens });
+    }
+}
+
+fn rope_cases(cases: &mut Vec<Case>) {
+    for pairing in [RopePairing::Half, RopePairing::Interleaved] {
+        for (heads, head_dim, offset, start, tokens) in
+            [(1, 64, 0, 0, 1), (3, 80, 0, 7, 4), (4, 128, 64, 2000, 9), (9, 64, 192, 8190, 17)]
+        {
+            push(cases, FLOAT, CaseOp::Rope { heads, head_dim, offset, pairing, start, tokens });
+        }
+    }
+}
+
+/// Widths of a row that fit the format: multiples of its block, few of them of a tile.
+fn widths(format: WeightFormat) -> &'static [u32] {
+    match format {
+        WeightFormat::Q4K | WeightFormat::Q5K | WeightFormat::Q6K => &[256, 512, 768, 1536],
+        _ => &[32, 64, 96, 576, 1536],
+    }
+}
+
+fn linear_tolerance(parts: &[PartCase]) -> Tolerance {
+    if parts.iter().all(|part| part.format.block_len() == 1) { FLOAT } else { QUANTISED }
+}
+
+fn linear(cases: &mut Vec<Case>, in_features: u32, tokens: u32, parts: &[(u32, WeightFormat, bool)]) {
+    let part = |&(out_features, format, bias)| PartCase { out_features, format, bias };
+    let parts: Vec<PartCase> = parts.iter().map(part).collect();
+    push(cases, linear_tolerance(&parts), CaseOp::Linear { in_features, parts, tokens });
+}
+
+fn linear_cases(cases: &mut Vec<Case>) {
+    for format in FORMATS {
+        let rows_and_tokens = [(7, 1), (33, 2), (100, 5), (65, 33), (48, 9)];
+        for (&in_features, (rows, tokens)) in widths(format).iter().zip(rows_and_tokens) {
+            linear(cases, in_features, tokens, &[(rows, format, false)]);
+        }
+        for tokens in (1..=9).chain([16, 33, 64]) {
+            linear(cases, widths(format)[1], tokens, &[(37, format, tokens % 2 == 0)]);
+        }
+        // q, k and v with biases on some; a part of a few rows; more rows than one thread's share.
+        linear(cases, widths(format)[3], 3, &[(64, format, true), (16, format, false), (16, format, true)]);
+        linear(cases, widths(format)[0], 1, &[(1, format, true), (2, format, false), (3, format, false)]);
+        linear(cases, widths(format)[2], 6, &[(1030, format, false), (515, format, true)]);
+    }
+    // Parts of mixed formats, as quantised files have them (v and down in more bits).
+    for tokens in [1, 4, 17] {
+        use WeightFormat::{Bf16, F16, F32, Q4_1, Q4K, Q5_0, Q6K, Q8_0};
+        linear(cases, 576, tokens, &[(96, Q4_1, true), (40, Q4_1, false), (40, Q8_0, true)]);
+        linear(cases, 512, tokens, &[(96, Q4K, false), (32, Q4K, false), (32, Q6K, false)]);
+        linear(cases, 256, tokens, &[(33, F16, false), (17, Q5_0, false)]);
+        linear(cases, 96, tokens, &[(33, F32, true), (17, Bf16, false), (9, F16, false)]);
+    }
+}
+
+fn attention_cases(cases: &mut Vec<Case>) {
+    let base = AttentionCase {
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 64,
+        dtype: KvDtype::F16,
+        block_size: 16,
+        rows: vec![(0, 1)],
+        moves: BlockMoves::None,
+    };
+    let mut add = |case: AttentionCase| push(cases, FLOAT, CaseOp::Attention(case));
+    for dtype in [KvDtype::F32, KvDtype::F16] {
+        // Query heads per KV head of 1, 3 and 4; head sizes that are no power of two.
+        for (heads, kv_heads, head_dim) in [(2, 2, 64), (9, 3, 64), (8, 2, 128), (4, 1, 80), (2, 1, 32), (2, 2, 256)] {
+            let rows = vec![(0, 5), (20, 3), (33, 1)];
+            add(AttentionCase { heads, kv_heads, head_dim, dtype, rows, ..base.clone() });
+        }
+        for block_size in [1, 3, 16] {
+            let rows = vec![(0, 1), (5, 4), (40, 1), (0, 19)];
+            add(AttentionCase { dtype, block_size, rows, ..base.clone() });
+        }
+        // Lengths around the borders of a KV split (a power of two), decoding, in chunks and whole.
+        for length in [255, 256, 257, 600] {
+            add(AttentionCase { dtype, rows: vec![(length - 1, 1)], ..base.clone() });
+            add(AttentionCase { dtype, rows: vec![(length - 37, 37), (3, 1)], ..base.clone() });
+        }
+        add(AttentionCase { dtype, rows: vec![(0, 300)], ..base.clone() });
+        add(AttentionCase { dtype, rows: vec![(511, 2), (1023, 3), (0, 1), (64, 1)], ..base.clone() });
+        for moves in [BlockMoves::Copy, BlockMoves::ReadWrite] {
+            add(AttentionCase { dtype, moves, rows: vec![(20, 1), (7, 5)], ..base.clone() });
+        }
+    }
+}

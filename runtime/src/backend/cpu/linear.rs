@@ -1,0 +1,230 @@
+//! The linear kernels: quantised weights times 8-bit activations, and float weights times f32.
+//!
+//! Formula: `out[m, n] = sum over k of x[m, k] * w[n, k] + bias[n]`; for quantised weights per group g of 32:
+//! `acc = fma(w_scale * x_scale, sum of (code - zero) * x_code, acc)`, then `acc = fma(w_min, x_scale * sum of x_code, acc)`.
+//! Operands: activations `[rows, in/32]` of `QuantGroup` (or `[rows, in]` of f32), panels of 16 output rows (`repack`),
+//! `out [rows, out_features]` f32. A task owns a range of panels, all rows.
+//! Accumulation: integer within a group (exact), one f32 chain over the groups in the order of k, the same for every
+//! number of rows and every register tile: a row's result never depends on the batch, bitwise. Against an f32 product of
+//! the dequantised weights the error is that of 8-bit activations: 1/254 of a group's largest |x| per element.
+//! Limits: quantised in_features are multiples of 32 (the formats' own). Source: llama.cpp's Q8 activations per block,
+//! and its interleaved rows ("repack") for the layout.
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::memory::{Arena, Shared};
+use super::repack::{Block, Float, GROUP, Kind, Matrix, with_kind};
+use super::simd::{Kernel, LANES, Simd};
+
+/// Rows of activations that pass over the panels together: they stay in the second-level cache.
+const ROWS_PER_PASS: usize = 64;
+
+/// 32 activations of one row: `x = code * scale`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct QuantGroup {
+    codes: [[i8; 4]; GROUP / 4],
+    scale: f32,
+    /// `scale * sum of codes`.
+    scaled_sum: f32,
+    /// `-(sum of codes)` of each half.
+    negative_sums: [i32; 2],
+}
+
+/// Quantises one row: `scale = max |x| / 127` per group. A value that is not finite makes its group's scale so.
+#[inline(always)]
+pub(super) fn quantise_row<S: Simd>(s: S, x: &[f32], out: &mut [QuantGroup]) {
+    for (x, out) in x.as_chunks::<GROUP>().0.iter().zip(out) {
+        let halves = x.as_chunks::<LANES>().0;
+        let (a, b) = (s.load(&halves[0]), s.load(&halves[1]));
+        let bits = s.array_i(s.max_i(s.abs_bits(a), s.abs_bits(b)));
+        let largest = f32::from_bits(bits.into_iter().fold(0, i32::max) as u32);
+        let inverse = s.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+        let codes = [s.round_to_i8(s.mul(a, inverse)), s.round_to_i8(s.mul(b, inverse))];
+        let sums = codes.map(|half| half.iter().map(|&c| i32::from(c)).sum::<i32>());
+        let scale = largest / 127.0;
+        *out = QuantGroup {
+            codes: bytemuck::cast(codes),
+            scale,
+            scaled_sum: scale * (sums[0] + sums[1]) as f32,
+            negative_sums: sums.map(|sum| -sum),
+        };
+    }
+}
+
+/// Where a linear's results go: columns `column ..` of rows that are `stride` floats apart.
+#[derive(Clone, Copy)]
+pub(super) struct Out {
+    pub(super) memory: Shared,
+    /// In bytes.
+    pub(super) start: usize,
+    pub(super) stride: usize,
+    pub(super) column: usize,
+}
+
+impl Out {
+    /// Writes the lanes of one panel of one row, adding the bias.
+    #[inline(always)]
+    fn write<S: Simd>(&self, s: S, row: usize, first: usize, count: usize, v: S::F, bias: Option<&[f32]>) {
+        let start = self.start + (row * self.stride + self.column + first) * size_of::<f32>();
+        // SAFETY: a panel belongs to one thread, and so do its columns of every row; readers wait for the next barrier.
+        let out = unsafe { self.memory.slice_mut::<f32>(start, count) };
+        let v = match bias {
+            Some(bias) => s.add(v, s.load_part(&bias[first..first + count])),
+            None => v,
+        };
+        match out.first_chunk_mut::<LANES>() {
+            Some(out) => s.store(v, out),
+            None => s.store_part(v, out),
+        }
+    }
+}
+
+/// Some panels of one matrix times all rows.
+pub(super) struct Linear<'a> {
+    pub(super) arena: &'a Arena,
+    pub(super) matrix: &'a Matrix,
+    pub(super) panels: Range<usize>,
+    pub(super) bias: Option<&'a [f32]>,
+    /// `[rows, cols]`; used by float matrices.
+    pub(super) x: &'a [f32],
+    /// `[rows, cols / 32]`; used by quantised ones.
+    pub(super) quantised_x: &'a [QuantGroup],
+    pub(super) num_rows: usize,
+    pub(super) out: Out,
+}
+
+impl Kernel for Linear<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        with_kind!(self.matrix.kind, B => self.quantised::<S, B>(s), E => self.plain::<S, E>(s));
+    }
+}
+
+/// Covers `$rows` with the largest register tiles that fit: `$call!(tile, first row)`.
+macro_rules! tiles {
+    ($wide:expr, $rows:expr, $call:ident) => {
+        let mut row = $rows.start;
+        while row < $rows.end {
+            row += match $rows.end - row {
+                8.. if $wide => $call!(8, row),
+                4.. if $wide => $call!(4, row),
+                2.. => $call!(2, row),
+                _ => $call!(1, row),
+            };
+        }
+    };
+}
+
+impl Linear<'_> {
+    #[inline(always)]
+    fn quantised<S: Simd, B: Block>(&self, s: S) {
+        let groups = self.matrix.cols / GROUP;
+        let blocks = self.arena.slice::<B>(self.matrix.range);
+        for first in (0..self.num_rows).step_by(ROWS_PER_PASS) {
+            let rows = first..(first + ROWS_PER_PASS).min(self.num_rows);
+            for panel in self.panels.clone() {
+                let blocks = &blocks[panel * groups..][..groups];
+                macro_rules! tile {
+                    ($size:literal, $row:expr) => {{
+                        let x = std::array::from_fn(|i| &self.quantised_x[($row + i) * groups..][..groups]);
+                        let v = quantised_tile::<S, B, $size>(s, blocks, x, self.matrix.zero_bits);
+                        self.write(s, panel, $row, v);
+                        $size
+                    }};
+                }
+                tiles!(S::WIDE, rows, tile);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn plain<S: Simd, E: Float>(&self, s: S) {
+        let cols = self.matrix.cols;
+        let columns = self.arena.slice::<[E; LANES]>(self.matrix.range);
+        for first in (0..self.num_rows).step_by(ROWS_PER_PASS) {
+            let rows = first..(first + ROWS_PER_PASS).min(self.num_rows);
+            for panel in self.panels.clone() {
+                let columns = &columns[panel * cols..][..cols];
+                macro_rules! tile {
+                    ($size:literal, $row:expr) => {{
+                        let x = std::array::from_fn(|i| &self.x[($row + i) * cols..][..cols]);
+                        let v = plain_tile::<S, E, $size>(s, columns, x);
+                        self.write(s, panel, $row, v);
+                        $size
+                    }};
+                }
+                tiles!(S::WIDE, rows, tile);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn write<S: Simd, const M: usize>(&self, s: S, panel: usize, row: usize, v: [S::F; M]) {
+        let first = panel * LANES;
+        let count = LANES.min(self.matrix.rows - first);
+        for (i, v) in v.into_iter().enumerate() {
+            self.out.write(s, row + i, first, count, v, self.bias);
+        }
+    }
+}
+
+/// 16 outputs of `M` rows.
+#[inline(always)]
+fn quantised_tile<S: Simd, B: Block, const M: usize>(
+    s: S,
+    blocks: &[B],
+    x: [&[QuantGroup]; M],
+    zero_bits: u32,
+) -> [S::F; M] {
+    let mut acc = [s.splat(0.0); M];
+    let x = x.map(|row| &row[..blocks.len()]);
+    for (g, block) in blocks.iter().enumerate() {
+        let codes = block.codes(s);
+        let quads = 8 / B::HALVES;
+        for half in 0..B::HALVES {
+            let scale = block.scale(s, half);
+            for m in 0..M {
+                let x = &x[m][g];
+                let mut dot = if B::HAS_MIN {
+                    s.splat_i(0)
+                } else if B::HALVES == 2 {
+                    s.shift_left(s.splat_i(x.negative_sums[half]), zero_bits)
+                } else {
+                    s.shift_left(s.splat_i(x.negative_sums[0] + x.negative_sums[1]), zero_bits)
+                };
+                for i in half * quads..(half + 1) * quads {
+                    dot = if B::SMALL {
+                        s.dot_small(dot, codes[i], x.codes[i])
+                    } else {
+                        s.dot(dot, codes[i], x.codes[i])
+                    };
+                }
+                acc[m] = s.fma(s.mul(scale, s.splat(x.scale)), s.to_f(dot), acc[m]);
+            }
+        }
+        if B::HAS_MIN {
+            let min = block.min(s);
+            for m in 0..M {
+                acc[m] = s.fma(min, s.splat(x[m][g].scaled_sum), acc[m]);
+            }
+        }
+    }
+    acc
+}
+
+/// 16 outputs of `M` rows.
+#[inline(always)]
+fn plain_tile<S: Simd, E: Float, const M: usize>(s: S, columns: &[[E; LANES]], x: [&[f32]; M]) -> [S::F; M] {
+    let mut acc = [s.splat(0.0); M];
+    let x = x.map(|row| &row[..columns.len()]);
+    for (k, w) in columns.iter().enumerate() {
+        let w = E::load(s, w);
+        for m in 0..M {
+            acc[m] = s.fma(w, s.splat(x[m][k]), acc[m]);
+        }
+    }
+    acc
+}

@@ -1,0 +1,316 @@
+//! Lowers a program: slots get places in one buffer, ops become phases with every operand resolved.
+//!
+//! Invariant: consecutive row-wise ops form one chain without a barrier only if no two slots of the chain share memory
+//! while one of them is written (a thread may be ahead of another by several ops). Called by `CpuBackend::compile`.
+
+use std::ops::Range;
+
+use super::attention::{Attention, Scratch, Shape};
+use super::linear::QuantGroup;
+use super::repack::GROUP;
+use super::rows::{Columns, Norm, RowOp};
+use super::state::LayerState;
+use super::step::{LinearPhase, Part, Phase, Weight, Weights};
+use crate::backend::InputLayout;
+use crate::error::DeviceError;
+use crate::ids::{Slot, WeightId};
+use crate::program::memory::{self, Placement};
+use crate::program::{Op, Program, RowDim, View};
+
+const ALIGN_BYTES: usize = 64;
+const FLOAT: usize = size_of::<f32>();
+
+/// A lowered program: phases over one buffer of `memory_bytes`.
+pub(super) struct Lowered {
+    pub(super) phases: Vec<Phase>,
+    pub(super) memory_bytes: usize,
+    /// Byte where the flags of `CheckFinite` are, one word per token.
+    pub(super) flags: usize,
+    pub(super) logits: Option<Columns>,
+}
+
+/// What a program is lowered for.
+pub(super) struct Target<'a> {
+    pub(super) weights: &'a Weights,
+    pub(super) layers: &'a [LayerState],
+    pub(super) layout: &'a InputLayout,
+    pub(super) num_threads: usize,
+}
+
+/// Lowers a program that `program::check` has passed.
+///
+/// # Errors
+/// A weight or a layer's state is not there yet, or is of another kind than the op needs.
+pub(super) fn lower(program: &Program, target: &Target<'_>) -> Result<Lowered, DeviceError> {
+    let mut lowering = Lowering::new(program, target)?;
+    for op in &program.ops {
+        lowering.op(op)?;
+    }
+    lowering.end_chain();
+    Ok(Lowered {
+        logits: program.logits.map(|slot| lowering.columns(slot)),
+        phases: lowering.phases,
+        memory_bytes: lowering.next,
+        flags: lowering.flags,
+    })
+}
+
+struct Lowering<'a> {
+    program: &'a Program,
+    target: &'a Target<'a>,
+    lane_starts: Vec<usize>,
+    places: Vec<Placement>,
+    /// First free byte.
+    next: usize,
+    flags: usize,
+    quantised_start: usize,
+    scratch: Scratch,
+    /// Per frequency table, where its angles are, and how many of a token.
+    angles: Vec<(usize, Columns)>,
+    phases: Vec<Phase>,
+    chain: Vec<RowOp>,
+    chain_rows: RowDim,
+    /// Slots that the chain touches, and whether it writes them.
+    chain_slots: Vec<(Slot, bool)>,
+}
+
+impl<'a> Lowering<'a> {
+    fn new(program: &'a Program, target: &'a Target<'a>) -> Result<Self, DeviceError> {
+        let bucket = target.layout.bucket;
+        let plan = memory::plan(program, bucket, ALIGN_BYTES / FLOAT);
+        let mut lowering = Self {
+            program,
+            target,
+            lane_starts: Vec::new(),
+            places: plan.slots,
+            next: 0,
+            flags: 0,
+            quantised_start: 0,
+            scratch: Scratch::default(),
+            angles: Vec::new(),
+            phases: Vec::new(),
+            chain: Vec::new(),
+            chain_rows: RowDim::Tokens,
+            chain_slots: Vec::new(),
+        };
+        for len in plan.lanes {
+            let start = lowering.reserve(len * FLOAT);
+            lowering.lane_starts.push(start);
+        }
+        lowering.flags = lowering.reserve(bucket.tokens as usize * size_of::<u32>());
+        let quantised_bytes = lowering.quantised_bytes()?;
+        lowering.quantised_start = lowering.reserve(quantised_bytes);
+        lowering.place_scratch()?;
+        Ok(lowering)
+    }
+
+    fn reserve(&mut self, bytes: usize) -> usize {
+        let start = self.next;
+        self.next = (start + bytes).next_multiple_of(ALIGN_BYTES);
+        start
+    }
+
+    fn max_rows(&self, rows: RowDim) -> usize {
+        let bucket = self.target.layout.bucket;
+        (match rows {
+            RowDim::Tokens => bucket.tokens,
+            RowDim::LogitRows => bucket.logit_rows,
+        }) as usize
+    }
+
+    fn rows(&self, slot: Slot) -> RowDim {
+        self.program.slots[slot.index()].rows
+    }
+
+    fn width(&self, slot: Slot) -> usize {
+        self.program.slots[slot.index()].width as usize
+    }
+
+    /// Room for the 8-bit activations of the largest linear.
+    fn quantised_bytes(&self) -> Result<usize, DeviceError> {
+        let mut most = 0;
+        for op in &self.program.ops {
+            if let Op::Linear { x, .. } = op {
+                most = most.max(self.max_rows(self.rows(*x)) * (self.width(*x) / GROUP) * size_of::<QuantGroup>());
+            }
+        }
+        Ok(most)
+    }
+
+    fn place_scratch(&mut self) -> Result<(), DeviceError> {
+        let layout = self.target.layout;
+        let max_positions = (layout.max_blocks_per_row * layout.block_size) as usize;
+        for op in &self.program.ops {
+            if let Op::Attention { layer, heads, .. } = op {
+                let shape = self.attention_shape(layer.index(), *heads as usize)?;
+                self.scratch.grow(shape, max_positions);
+            }
+        }
+        // Each thread's area starts on a cache line of its own.
+        self.scratch.thread_len = self.scratch.thread_len.next_multiple_of(ALIGN_BYTES / FLOAT);
+        self.scratch.threads_start = self.reserve(self.target.num_threads * self.scratch.thread_len * FLOAT);
+        self.scratch.partials_start = self.reserve(self.scratch.partials_bytes());
+        Ok(())
+    }
+
+    fn attention_shape(&self, layer: usize, heads: usize) -> Result<Shape, DeviceError> {
+        let state = self.target.layers.get(layer).ok_or_else(|| missing(format!("state of layer {layer}")))?;
+        if state.block_size != self.target.layout.block_size as usize {
+            return Err(DeviceError::Failed(format!("block size of layer {layer} differs from the inputs'")));
+        }
+        Ok(Shape { heads, kv_heads: state.heads, dim: state.dim })
+    }
+
+    fn bytes(&self, slot: Slot) -> Range<usize> {
+        let place = &self.places[slot.index()];
+        let start = self.lane_starts.get(place.lane).map_or(0, |lane| lane + place.offset * FLOAT);
+        start..start + place.len * FLOAT
+    }
+
+    fn columns(&self, slot: Slot) -> Columns {
+        Columns { start: self.bytes(slot).start, stride: self.width(slot), width: self.width(slot) }
+    }
+
+    fn view(&self, view: View) -> Columns {
+        let whole = self.columns(view.slot);
+        Columns { start: whole.start + view.offset as usize * FLOAT, width: view.width as usize, ..whole }
+    }
+
+    fn weight(&self, id: WeightId) -> Result<&Weight, DeviceError> {
+        let uploaded = self.target.weights.entries.get(id.index()).and_then(Option::as_ref);
+        uploaded.ok_or_else(|| missing(format!("weight '{}'", self.weight_name(id))))
+    }
+
+    fn weight_name(&self, id: WeightId) -> &str {
+        self.program.weights.get(id.index()).map_or("?", |info| &info.name)
+    }
+
+    fn matrix(&self, id: WeightId) -> Result<usize, DeviceError> {
+        match self.weight(id)? {
+            Weight::Matrix(_) => Ok(id.index()),
+            Weight::Vector(_) => Err(missing(format!("matrix '{}'", self.weight_name(id)))),
+        }
+    }
+
+    fn vector(&self, id: WeightId) -> Result<usize, DeviceError> {
+        match self.weight(id)? {
+            Weight::Vector(_) => Ok(id.index()),
+            Weight::Matrix(_) => Err(missing(format!("vector '{}'", self.weight_name(id)))),
+        }
+    }
+
+    fn norm(&self, weight: WeightId, eps: f32) -> Result<Norm, DeviceError> {
+        Ok(Norm { weight: self.vector(weight)?, eps })
+    }
+
+    /// Appends one op of the program.
+    fn op(&mut self, op: &Op) -> Result<(), DeviceError> {
+        let row_op = match *op {
+            Op::Embed { table, out } => RowOp::Embed { table: self.matrix(table)?, out: self.columns(out) },
+            Op::RmsNorm { x, weight, eps, out } => {
+                RowOp::RmsNorm { x: self.columns(x), norm: self.norm(weight, eps)?, out: self.columns(out) }
+            }
+            Op::NormHeads { x, weight, eps } => RowOp::NormHeads { x: self.view(x), norm: self.norm(weight, eps)? },
+            Op::Add { residual, x } => RowOp::Add { residual: self.columns(residual), x: self.columns(x) },
+            Op::AddRmsNorm { residual, x, weight, eps, out } => RowOp::AddRmsNorm {
+                residual: self.columns(residual),
+                x: self.columns(x),
+                norm: self.norm(weight, eps)?,
+                out: self.columns(out),
+            },
+            Op::Rope { x, inv_freq, pairing, head_dim } => {
+                let angles = self.angles(inv_freq)?;
+                RowOp::Rope { x: self.view(x), angles, pairing, head_dim: head_dim as usize }
+            }
+            Op::StoreKv { k, v, layer } => {
+                let layer = layer.index();
+                self.attention_shape(layer, 1)?;
+                RowOp::StoreKv { k: self.view(k), v: self.view(v), layer }
+            }
+            Op::GatedActivation { x, activation: crate::program::Activation::Silu, out } => {
+                RowOp::GatedActivation { x: self.columns(x), out: self.columns(out) }
+            }
+            Op::CheckFinite { x } => RowOp::CheckFinite { x: self.columns(x), flags: self.flags },
+            Op::SelectRows { x, out } => RowOp::SelectRows { x: self.columns(x), out: self.columns(out) },
+            Op::Linear { x, ref parts, out } => return self.linear(x, parts, out),
+            Op::Attention { q, layer, heads, scale, out, .. } => {
+                self.end_chain();
+                let (layer, heads) = (layer.index(), heads as usize);
+                let (q, out) = (self.view(q), self.columns(out));
+                self.phases.push(Phase::Attention(Attention { q, out, layer, heads, scale, scratch: self.scratch }));
+                return Ok(());
+            }
+        };
+        let accesses: Vec<(Slot, bool)> = op.accesses().iter().map(|a| (a.slot, a.kind.writes())).collect();
+        // The rows of the last operand: `SelectRows` runs once per logit row.
+        let rows = accesses.last().map_or(RowDim::Tokens, |&(slot, _)| self.rows(slot));
+        self.chain_op(row_op, rows, &accesses);
+        Ok(())
+    }
+
+    /// The table of this step's angles, computed before its first use.
+    fn angles(&mut self, inv_freq: WeightId) -> Result<Columns, DeviceError> {
+        let inv_freq = self.vector(inv_freq)?;
+        if let Some((_, columns)) = self.angles.iter().find(|(weight, _)| *weight == inv_freq) {
+            return Ok(*columns);
+        }
+        let width = 2 * self.target.weights.vector(inv_freq).len();
+        let start = self.reserve(self.max_rows(RowDim::Tokens) * width * FLOAT);
+        let out = Columns { start, stride: width, width };
+        self.angles.push((inv_freq, out));
+        self.chain_op(RowOp::Angles { inv_freq, out }, RowDim::Tokens, &[]);
+        Ok(out)
+    }
+
+    fn linear(&mut self, x: Slot, parts: &[crate::program::LinearPart], out: Slot) -> Result<(), DeviceError> {
+        let mut lowered = Vec::with_capacity(parts.len());
+        let mut column = 0;
+        for part in parts {
+            let matrix = self.matrix(part.weight)?;
+            let bias = part.bias.map(|bias| self.vector(bias)).transpose()?;
+            lowered.push(Part { matrix, bias, column });
+            column += self.target.weights.matrix(matrix).rows;
+        }
+        let is_quantised = |part: &Part| self.target.weights.matrix(part.matrix).kind.is_quantised();
+        if lowered.iter().any(is_quantised) {
+            let op = RowOp::Quantise { x: self.columns(x), start: self.quantised_start };
+            self.chain_op(op, self.rows(x), &[(x, false)]);
+        }
+        self.end_chain();
+        self.phases.push(Phase::Linear(LinearPhase {
+            rows: self.rows(x),
+            x: self.columns(x),
+            quantised_start: self.quantised_start,
+            parts: lowered,
+            out: self.columns(out),
+        }));
+        Ok(())
+    }
+
+    /// Appends a row-wise op to the chain, or starts a new one where the op must not overtake.
+    fn chain_op(&mut self, op: RowOp, rows: RowDim, accesses: &[(Slot, bool)]) {
+        let clashes = accesses.iter().any(|&(slot, writes)| {
+            self.chain_slots.iter().any(|&(other, other_writes)| {
+                let (a, b) = (self.bytes(slot), self.bytes(other));
+                slot != other && (writes || other_writes) && a.start < b.end && b.start < a.end
+            })
+        });
+        if clashes || rows != self.chain_rows {
+            self.end_chain();
+        }
+        self.chain_rows = rows;
+        self.chain_slots.extend_from_slice(accesses);
+        self.chain.push(op);
+    }
+
+    fn end_chain(&mut self) {
+        if !self.chain.is_empty() {
+            self.phases.push(Phase::Rows { rows: self.chain_rows, ops: std::mem::take(&mut self.chain) });
+        }
+        self.chain_slots.clear();
+    }
+}
+
+fn missing(what: String) -> DeviceError {
+    DeviceError::Failed(format!("{what} was not given to the CPU backend before compile"))
+}

@@ -1,0 +1,284 @@
+//! The row-wise kernels: ops whose row `t` reads and writes row `t` only, run as chains on rows that are still in cache.
+//!
+//! Invariant: a chain's thread owns its rows from the first op to the last, so that no barrier stands between them; sums
+//! run in the lanes' fixed order, so that a row's bits depend on nothing but the row. f32 throughout; against the
+//! reference only the order of sums and `exp` (3e-7) differ. `lower` builds the chains, `step` runs them.
+
+use half::f16;
+
+use super::linear::{QuantGroup, quantise_row};
+use super::memory::Shared;
+use super::repack::{Float, GROUP, Matrix};
+use super::simd::{Kernel, LANES, Simd};
+use super::state::LayerState;
+use super::step::Step;
+use crate::program::{KvDtype, RopePairing};
+
+/// Columns of a slot: `[rows, width]`, rows `stride` floats apart, from byte `start` of the plan's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Columns {
+    pub(super) start: usize,
+    pub(super) stride: usize,
+    pub(super) width: usize,
+}
+
+impl Columns {
+    /// One row, to be read.
+    ///
+    /// # Safety
+    /// No thread writes the row meanwhile.
+    #[inline(always)]
+    pub(super) unsafe fn row<'a>(self, memory: Shared, row: usize) -> &'a [f32] {
+        // SAFETY: the caller's promise; the plan's memory outlives the step.
+        unsafe { memory.slice(self.start + row * self.stride * size_of::<f32>(), self.width) }
+    }
+
+    /// One row, to be written.
+    ///
+    /// # Safety
+    /// No other thread reads or writes the row meanwhile.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "the split of work excludes, not the borrow checker")]
+    pub(super) unsafe fn row_mut<'a>(self, memory: Shared, row: usize) -> &'a mut [f32] {
+        // SAFETY: the caller's promise; the plan's memory outlives the step.
+        unsafe { memory.slice_mut(self.start + row * self.stride * size_of::<f32>(), self.width) }
+    }
+}
+
+/// A norm's constants; `weight` names a vector.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Norm {
+    pub(super) weight: usize,
+    pub(super) eps: f32,
+}
+
+/// A row-wise op with its operands resolved; the formulas stand in `program::Op`.
+#[derive(Clone, Debug)]
+pub(super) enum RowOp {
+    Embed {
+        table: usize,
+        out: Columns,
+    },
+    RmsNorm {
+        x: Columns,
+        norm: Norm,
+        out: Columns,
+    },
+    NormHeads {
+        x: Columns,
+        norm: Norm,
+    },
+    Add {
+        residual: Columns,
+        x: Columns,
+    },
+    AddRmsNorm {
+        residual: Columns,
+        x: Columns,
+        norm: Norm,
+        out: Columns,
+    },
+    /// Cosines, then sines, of a token's angles: once per step, for all layers.
+    Angles {
+        inv_freq: usize,
+        out: Columns,
+    },
+    Rope {
+        x: Columns,
+        angles: Columns,
+        pairing: RopePairing,
+        head_dim: usize,
+    },
+    StoreKv {
+        k: Columns,
+        v: Columns,
+        layer: usize,
+    },
+    GatedActivation {
+        x: Columns,
+        out: Columns,
+    },
+    /// Flags from byte `flags`, one word per token.
+    CheckFinite {
+        x: Columns,
+        flags: usize,
+    },
+    SelectRows {
+        x: Columns,
+        out: Columns,
+    },
+    /// The 8-bit activations of the next linear, from byte `start`.
+    Quantise {
+        x: Columns,
+        start: usize,
+    },
+}
+
+/// A chain of row-wise ops on some rows.
+pub(super) struct Rows<'a> {
+    pub(super) step: &'a Step<'a>,
+    pub(super) ops: &'a [RowOp],
+    pub(super) rows: std::ops::Range<usize>,
+}
+
+impl Kernel for Rows<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for row in self.rows {
+            for op in self.ops {
+                run_row(s, self.step, op, row);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn run_row<S: Simd>(s: S, step: &Step<'_>, op: &RowOp, row: usize) {
+    let memory = step.memory;
+    // SAFETY: `lower` has put into this chain only ops that touch row `row` of slots (or, for `SelectRows`, rows that no
+    // op of the chain writes), and `step` gives a row to one thread: nobody writes what is read, or touches what is
+    // written, before the next barrier.
+    let read = |columns: Columns| unsafe { columns.row(memory, row) };
+    // SAFETY: as above.
+    let write = |columns: Columns| unsafe { columns.row_mut(memory, row) };
+    match *op {
+        RowOp::Embed { table, out } => {
+            let table: &Matrix = step.weights.matrix(table);
+            table.read_row(&step.weights.arena, step.inputs.token_ids()[row] as usize, write(out));
+        }
+        RowOp::RmsNorm { x, norm, out } => rms_norm(s, read(x), step.weights.vector(norm.weight), norm.eps, write(out)),
+        RowOp::NormHeads { x, norm } => {
+            let weight = step.weights.vector(norm.weight);
+            for head in write(x).chunks_exact_mut(weight.len()) {
+                let factor = rms_factor(s, head, norm.eps);
+                head.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * factor * w);
+            }
+        }
+        RowOp::Add { residual, x } => add(write(residual), read(x)),
+        RowOp::AddRmsNorm { residual, x, norm, out } => {
+            let residual = write(residual);
+            add(residual, read(x));
+            rms_norm(s, residual, step.weights.vector(norm.weight), norm.eps, write(out));
+        }
+        RowOp::Angles { inv_freq, out } => {
+            let (cos, sin) = write(out).split_at_mut(out.width / 2);
+            let position = step.inputs.positions()[row] as f32;
+            let frequencies = step.weights.vector(inv_freq);
+            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
+                (*sin, *cos) = (position * frequency).sin_cos();
+            }
+        }
+        RowOp::Rope { x, angles, pairing, head_dim } => rope(write(x), read(angles), pairing, head_dim),
+        RowOp::StoreKv { k, v, layer } => {
+            store_kv(&step.layers[layer], step.inputs.slot_map()[row] as usize, read(k), read(v));
+        }
+        RowOp::GatedActivation { x, out } => gated_silu(s, read(x), write(out)),
+        RowOp::CheckFinite { x, flags } => {
+            let finite = read(x).iter().fold(true, |finite, x| finite & x.is_finite());
+            // SAFETY: the flag of this row, which belongs to this thread.
+            let flag = unsafe { memory.slice_mut::<u32>(flags + row * size_of::<u32>(), 1) };
+            flag[0] |= u32::from(!finite);
+        }
+        RowOp::SelectRows { x, out } => {
+            let token = step.inputs.logit_rows()[row] as usize;
+            // SAFETY: rows of `x` were written before the last barrier: it is a slot of tokens, this chain's are logit rows.
+            write(out).copy_from_slice(unsafe { x.row(memory, token) });
+        }
+        RowOp::Quantise { x, start } => {
+            let groups = x.width / GROUP;
+            let start = start + row * groups * size_of::<QuantGroup>();
+            // SAFETY: the groups of this row, which belongs to this thread.
+            quantise_row(s, read(x), unsafe { memory.slice_mut(start, groups) });
+        }
+    }
+}
+
+#[inline(always)]
+fn add(residual: &mut [f32], x: &[f32]) {
+    residual.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+}
+
+/// `1 / sqrt(mean(x^2) + eps)`.
+#[inline(always)]
+fn rms_factor<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    let mut acc = s.splat(0.0);
+    for chunk in chunks {
+        let v = s.load(chunk);
+        acc = s.fma(v, v, acc);
+    }
+    let v = s.load_part(tail);
+    let mean = s.sum(s.fma(v, v, acc)) / x.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+#[inline(always)]
+fn rms_norm<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let factor = rms_factor(s, x, eps);
+    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * factor * w;
+    }
+}
+
+#[inline(always)]
+fn rope(x: &mut [f32], angles: &[f32], pairing: RopePairing, head_dim: usize) {
+    let (cos, sin) = angles.split_at(angles.len() / 2);
+    for head in x.chunks_exact_mut(head_dim) {
+        match pairing {
+            RopePairing::Half => {
+                let (first, second) = head.split_at_mut(head_dim / 2);
+                for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                }
+            }
+            RopePairing::Interleaved => {
+                for (([a, b], cos), sin) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
+                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                }
+            }
+        }
+    }
+}
+
+/// Stores one token's keys and values, rounded to the planes' type.
+#[inline(always)]
+fn store_kv(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) {
+    match layer.dtype {
+        KvDtype::F16 => store_kv_as::<f16>(layer, slot, k, v),
+        KvDtype::F32 => store_kv_as::<f32>(layer, slot, k, v),
+    }
+}
+
+#[inline(always)]
+fn store_kv_as<E: Float>(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) {
+    let (block, offset) = (slot / layer.block_size, slot % layer.block_size);
+    for (head, (k, v)) in k.chunks_exact(layer.dim).zip(v.chunks_exact(layer.dim)).enumerate() {
+        // SAFETY: the slot belongs to this token, and the entries of a slot are its own bytes of the planes; elements
+        // that lie between a key's are not touched: the slice is written through a raw pointer below.
+        let (keys, values) = unsafe { (layer.head_ptr::<E>(0, block, head), layer.head_ptr::<E>(1, block, head)) };
+        for (d, (&k, &v)) in k.iter().zip(v).enumerate() {
+            // SAFETY: `d < dim` and `offset < block_size`: inside the head's `dim * block_size` elements.
+            unsafe {
+                keys.add(d * layer.block_size + offset).write(E::from_f32(k));
+                values.add(offset * layer.dim + d).write(E::from_f32(v));
+            }
+        }
+    }
+}
+
+/// `out = x * sigmoid(x) * up`, gate and up being the halves of `x`.
+#[inline(always)]
+fn gated_silu<S: Simd>(s: S, x: &[f32], out: &mut [f32]) {
+    let (gate, up) = x.split_at(out.len());
+    let one = s.splat(1.0);
+    let silu_times = |gate: S::F, up: S::F| {
+        let denominator = s.add(one, s.exp(s.sub(s.splat(0.0), gate)));
+        s.mul(s.div(gate, denominator), up)
+    };
+    let tail = out.len() / LANES * LANES;
+    let (gates, ups) = (gate.as_chunks::<LANES>().0, up.as_chunks::<LANES>().0);
+    for ((out, gate), up) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(gates).zip(ups) {
+        s.store(silu_times(s.load(gate), s.load(up)), out);
+    }
+    s.store_part(silu_times(s.load_part(&gate[tail..]), s.load_part(&up[tail..])), &mut out[tail..]);
+}

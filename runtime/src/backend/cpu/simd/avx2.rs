@@ -1,0 +1,199 @@
+//! The vector operations in AVX2 with FMA and F16C: two registers per vector.
+//!
+//! Invariant: an `Avx2` value exists only inside `run`, which is called only where the CPU has the features; that is why
+//! each intrinsic below is sound. Same bits as `portable`. Without VNNI, products of unsigned and signed bytes saturate in
+//! pairs at 16 bits: `dot_small` stays below that (31 * 128 * 2), `dot` widens to 16 bits first.
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, LANES, Simd};
+
+/// Proof that the features of `run` are there.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Avx2(());
+
+/// Lanes 0..8 and 8..16.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Pair<T>(T, T);
+
+/// Runs a kernel compiled for AVX2 with FMA.
+#[target_feature(enable = "avx2,fma,f16c,bmi2,popcnt")]
+pub(super) fn run<K: Kernel>(kernel: K) {
+    kernel.run(Avx2(()));
+}
+
+/// Calls intrinsics whose features the token proves.
+macro_rules! intrinsic {
+    ($e:expr) => {
+        // SAFETY: `self` exists, so the CPU has the instruction (see the module's head); memory operands are references
+        // to 16 values, of which the two halves are used.
+        unsafe { $e }
+    };
+}
+
+/// The same intrinsic on both halves.
+macro_rules! both {
+    ($f:ident $(::<$c:tt>)?, $a:expr) => {
+        intrinsic!(Pair($f$(::<$c>)?($a.0), $f$(::<$c>)?($a.1)))
+    };
+    ($f:ident, $a:expr, $b:expr) => {
+        intrinsic!(Pair($f($a.0, $b.0), $f($a.1, $b.1)))
+    };
+    ($f:ident, $a:expr, $b:expr, $c:expr) => {
+        intrinsic!(Pair($f($a.0, $b.0, $c.0), $f($a.1, $b.1, $c.1)))
+    };
+}
+
+impl Avx2 {
+    #[inline(always)]
+    fn twice<T: Copy>(self, x: T) -> Pair<T> {
+        Pair(x, x)
+    }
+}
+
+impl Simd for Avx2 {
+    type F = Pair<__m256>;
+    type I = Pair<__m256i>;
+    type B = Pair<__m256i>;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        self.twice(intrinsic!(_mm256_set1_ps(x)))
+    }
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> Self::F {
+        intrinsic!(Pair(_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))))
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[u16; LANES]) -> Self::F {
+        intrinsic!(Pair(
+            _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())),
+            _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().add(8).cast()))
+        ))
+    }
+    #[inline(always)]
+    fn load_bf16(self, x: &[u16; LANES]) -> Self::F {
+        let wide = intrinsic!(Pair(
+            _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast())),
+            _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().add(8).cast()))
+        ));
+        let shifted = both!(_mm256_slli_epi32::<16>, wide);
+        both!(_mm256_castsi256_ps, shifted)
+    }
+    #[inline(always)]
+    fn store(self, v: Self::F, out: &mut [f32; LANES]) {
+        intrinsic!({
+            _mm256_storeu_ps(out.as_mut_ptr(), v.0);
+            _mm256_storeu_ps(out.as_mut_ptr().add(8), v.1);
+        })
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(_mm256_add_ps, a, b)
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(_mm256_sub_ps, a, b)
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(_mm256_mul_ps, a, b)
+    }
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(_mm256_div_ps, a, b)
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        both!(_mm256_fmadd_ps, a, b, c)
+    }
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(_mm256_max_ps, a, b)
+    }
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(_mm256_min_ps, a, b)
+    }
+    #[inline(always)]
+    fn zero_where_less(self, v: Self::F, x: Self::F, limit: Self::F) -> Self::F {
+        let keep =
+            intrinsic!(Pair(_mm256_cmp_ps::<_CMP_NLT_UQ>(x.0, limit.0), _mm256_cmp_ps::<_CMP_NLT_UQ>(x.1, limit.1)));
+        both!(_mm256_and_ps, v, keep)
+    }
+    #[inline(always)]
+    fn pow2(self, t: Self::F) -> Self::F {
+        let bits = both!(_mm256_castps_si256, t);
+        let exponent = both!(_mm256_slli_epi32::<23>, bits);
+        let biased = both!(_mm256_add_epi32, exponent, self.splat_i(0x3f80_0000));
+        both!(_mm256_castsi256_ps, biased)
+    }
+    #[inline(always)]
+    fn round_to_i8(self, v: Self::F) -> [i8; LANES] {
+        let wide = both!(_mm256_cvtps_epi32, v);
+        self.array_i(wide).map(|x| x.clamp(-128, 127) as i8)
+    }
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> Self::I {
+        self.twice(intrinsic!(_mm256_set1_epi32(x)))
+    }
+    #[inline(always)]
+    fn shift_left(self, v: Self::I, bits: u32) -> Self::I {
+        let count = self.twice(intrinsic!(_mm_cvtsi32_si128(bits as i32)));
+        both!(_mm256_sll_epi32, v, count)
+    }
+    #[inline(always)]
+    fn max_i(self, a: Self::I, b: Self::I) -> Self::I {
+        both!(_mm256_max_epi32, a, b)
+    }
+    #[inline(always)]
+    fn abs_bits(self, v: Self::F) -> Self::I {
+        let bits = both!(_mm256_castps_si256, v);
+        both!(_mm256_and_si256, bits, self.splat_i(0x7fff_ffff))
+    }
+    #[inline(always)]
+    fn to_f(self, v: Self::I) -> Self::F {
+        both!(_mm256_cvtepi32_ps, v)
+    }
+    #[inline(always)]
+    fn array_i(self, v: Self::I) -> [i32; LANES] {
+        let mut out = [0; LANES];
+        intrinsic!({
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), v.0);
+            _mm256_storeu_si256(out.as_mut_ptr().add(8).cast(), v.1);
+        });
+        out
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, x: &[u8; 64]) -> Self::B {
+        intrinsic!(Pair(_mm256_loadu_si256(x.as_ptr().cast()), _mm256_loadu_si256(x.as_ptr().add(32).cast())))
+    }
+    #[inline(always)]
+    fn nibbles(self, v: Self::B) -> (Self::B, Self::B) {
+        let mask = self.twice(intrinsic!(_mm256_set1_epi8(15)));
+        let shifted = both!(_mm256_srli_epi16::<4>, v);
+        (both!(_mm256_and_si256, v, mask), both!(_mm256_and_si256, shifted, mask))
+    }
+    #[inline(always)]
+    fn dot_small(self, acc: Self::I, w: Self::B, a: [i8; 4]) -> Self::I {
+        let pairs = both!(_mm256_maddubs_epi16, w, self.splat_i(bytemuck::cast(a)));
+        let ones = self.twice(intrinsic!(_mm256_set1_epi16(1)));
+        let quads = both!(_mm256_madd_epi16, pairs, ones);
+        both!(_mm256_add_epi32, acc, quads)
+    }
+    #[inline(always)]
+    fn dot(self, acc: Self::I, w: Self::B, a: [i8; 4]) -> Self::I {
+        // Bytes 0 and 2, then 1 and 3, of each lane as 16-bit numbers.
+        let a = intrinsic!(_mm256_set1_epi32(bytemuck::cast(a)));
+        let even_a = self.twice(intrinsic!(_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a))));
+        let odd_a = self.twice(intrinsic!(_mm256_srai_epi16::<8>(a)));
+        let even_w = both!(_mm256_and_si256, w, self.splat_i(0x00ff_00ff));
+        let odd_w = both!(_mm256_srli_epi16::<8>, w);
+        let even = both!(_mm256_madd_epi16, even_w, even_a);
+        let odd = both!(_mm256_madd_epi16, odd_w, odd_a);
+        both!(_mm256_add_epi32, acc, both!(_mm256_add_epi32, even, odd))
+    }
+}

@@ -1,0 +1,165 @@
+//! The reference backend: obvious f32 loops, one function per op. It is the oracle of every other backend.
+//!
+//! Invariant: each output element is computed in f32 in one fixed order that depends on nothing but the op's own shapes,
+//! so that neither batch mates nor the number of threads change a bit of it. Fused ops run as their expansion.
+//! Called by the op tests, by golden tests, and by `--device reference`.
+
+mod ops;
+mod state;
+
+use std::ops::Range;
+
+use crate::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
+use crate::error::DeviceError;
+use crate::ids::{BlockId, Layer, PlanId, Slot, WeightId};
+use crate::program::{Op, Program, SlotInfo, StateSpec};
+use crate::weights::HostTensor;
+use ops::Step;
+use state::LayerState;
+
+/// A backend of plain loops over mapped weights.
+#[derive(Debug)]
+pub struct ReferenceBackend {
+    caps: Caps,
+    num_threads: usize,
+    weights: Vec<Option<HostTensor>>,
+    layers: Vec<LayerState>,
+    plans: Vec<Plan>,
+    slots: Vec<Vec<f32>>,
+    non_finite: Vec<u32>,
+    logits: Range<usize>,
+    logits_slot: Option<Slot>,
+    submitted: u64,
+}
+
+#[derive(Debug)]
+struct Plan {
+    slots: Vec<SlotInfo>,
+    ops: Vec<Op>,
+    logits: Option<Slot>,
+}
+
+impl ReferenceBackend {
+    /// Splits rows of a matrix over `num_threads` threads; their number does not change any result.
+    pub fn new(num_threads: usize) -> Self {
+        let caps = Caps {
+            name: "reference",
+            device: "reference interpreter (f32)".into(),
+            buckets: Buckets::Exact,
+            batch_invariant: true,
+            max_binding_bytes: u64::MAX,
+            max_bindings: u32::MAX,
+        };
+        Self {
+            caps,
+            num_threads: num_threads.max(1),
+            weights: Vec::new(),
+            layers: Vec::new(),
+            plans: Vec::new(),
+            slots: Vec::new(),
+            non_finite: Vec::new(),
+            logits: 0..0,
+            logits_slot: None,
+            submitted: 0,
+        }
+    }
+}
+
+impl Backend for ReferenceBackend {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn memory(&self) -> MemoryReport {
+        MemoryReport {
+            weights_bytes: self.weights.iter().flatten().map(|w| w.bytes().len() as u64).sum(),
+            state_bytes: self.layers.iter().map(LayerState::num_bytes).sum(),
+            activations_bytes: self.slots.iter().map(|s| size_of_val(s.as_slice()) as u64).sum(),
+            available_bytes: None,
+        }
+    }
+
+    fn upload(&mut self, id: WeightId, tensor: &HostTensor) -> Result<(), DeviceError> {
+        if self.weights.len() <= id.index() {
+            self.weights.resize(id.index() + 1, None);
+        }
+        self.weights[id.index()] = Some(tensor.clone());
+        Ok(())
+    }
+
+    fn alloc_state(&mut self, specs: &[StateSpec], num_blocks: u32, block_size: u32) -> Result<(), DeviceError> {
+        self.layers = specs
+            .iter()
+            .enumerate()
+            .map(|(i, spec)| LayerState::new(i, spec, num_blocks as usize, block_size as usize))
+            .collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn compile(&mut self, program: &Program, _bucket: Bucket, _layout: &InputLayout) -> Result<PlanId, DeviceError> {
+        for (i, info) in program.weights.iter().enumerate() {
+            let uploaded = self.weights.get(i).is_some_and(Option::is_some);
+            assert!(uploaded, "weight '{}' was not uploaded before compile", info.name);
+        }
+        self.plans.push(Plan {
+            slots: program.slots.clone(),
+            ops: program.ops.iter().flat_map(Op::expand).collect(),
+            logits: program.logits,
+        });
+        Ok(PlanId(self.plans.len() as u32 - 1))
+    }
+
+    fn submit(&mut self, plan: PlanId, inputs: &StepInputs) -> Result<Ticket, DeviceError> {
+        let plan = &self.plans[plan.index()];
+        self.slots.resize_with(self.slots.len().max(plan.slots.len()), Vec::new);
+        self.non_finite.clear();
+        self.non_finite.resize(inputs.num_tokens(), 0);
+        let mut step = Step {
+            inputs,
+            infos: &plan.slots,
+            weights: &self.weights,
+            layers: &mut self.layers,
+            slots: &mut self.slots,
+            non_finite: &mut self.non_finite,
+            num_threads: self.num_threads,
+        };
+        for op in &plan.ops {
+            step.run(op);
+        }
+        self.logits_slot = plan.logits;
+        self.logits = match plan.logits {
+            Some(slot) => 0..inputs.num_logit_rows() * plan.slots[slot.index()].width as usize,
+            None => 0..0,
+        };
+        self.submitted += 1;
+        Ok(Ticket(self.submitted))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<DeviceOutput<'_>, DeviceError> {
+        assert_eq!(ticket.0, self.submitted, "the reference backend runs one step at a time");
+        let logits = self.logits_slot.map_or(&[][..], |slot| &self.slots[slot.index()][self.logits.clone()]);
+        Ok(DeviceOutput { logits, non_finite: &self.non_finite })
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {
+        for &(from, to) in pairs {
+            for layer in &mut self.layers {
+                let mut bytes = Vec::new();
+                layer.read_block(from.index(), &mut bytes);
+                layer.write_block(to.index(), &bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_block(&mut self, layer: Layer, block: BlockId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        out.clear();
+        self.layers[layer.index()].read_block(block.index(), out);
+        Ok(())
+    }
+
+    fn write_block(&mut self, layer: Layer, block: BlockId, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.layers[layer.index()].write_block(block.index(), bytes);
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! Programs from checkpoints made in memory: what is refused and how, and the shape of what is built.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use super::{Model, load};
+use crate::ids::TokenId;
+use crate::program::{KvDtype, Op, RopePairing};
+use crate::weights::gguf::{MetaValue, Metadata};
+use crate::weights::{Checkpoint, Container, HostTensor};
+
+const HIDDEN: usize = 16;
+const INTERMEDIATE: usize = 24;
+pub(crate) const VOCAB: usize = 20;
+
+fn config() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": INTERMEDIATE, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 64, "hidden_act": "silu", "tie_word_embeddings": true, "eos_token_id": 7,
+    })
+}
+
+fn tensors(names: &[(&str, &[usize])]) -> HashMap<String, HostTensor> {
+    let tensor = |name: String, shape: &[usize]| {
+        // Values of both signs that differ from place to place and from tensor to tensor.
+        let seed = name.bytes().map(f32::from).sum::<f32>();
+        let values: Vec<f32> = (0..shape.iter().product()).map(|i| (seed + 1.7 * i as f32).sin()).collect();
+        (name.clone(), HostTensor::from_f32(name, shape.to_vec(), &values))
+    };
+    let mut all = HashMap::new();
+    for (name, shape) in names {
+        for layer in ["0", "1"] {
+            all.extend([tensor(name.replace("{i}", layer), shape)]);
+        }
+    }
+    all
+}
+
+fn hf(config: Value) -> Checkpoint {
+    let tensors = tensors(&[
+        ("model.embed_tokens.weight", &[VOCAB, HIDDEN]),
+        ("model.norm.weight", &[HIDDEN]),
+        ("model.layers.{i}.input_layernorm.weight", &[HIDDEN]),
+        ("model.layers.{i}.post_attention_layernorm.weight", &[HIDDEN]),
+        ("model.layers.{i}.self_attn.q_proj.weight", &[HIDDEN, HIDDEN]),
+        ("model.layers.{i}.self_attn.k_proj.weight", &[HIDDEN / 2, HIDDEN]),
+        ("model.layers.{i}.self_attn.v_proj.weight", &[HIDDEN / 2, HIDDEN]),
+        ("model.layers.{i}.self_attn.o_proj.weight", &[HIDDEN, HIDDEN]),
+        ("model.layers.{i}.mlp.gate_proj.weight", &[INTERMEDIATE, HIDDEN]),
+        ("model.layers.{i}.mlp.up_proj.weight", &[INTERMEDIATE, HIDDEN]),
+        ("model.layers.{i}.mlp.down_proj.weight", &[HIDDEN, INTERMEDIATE]),
+    ]);
+    let container = Container::HuggingFace { config, generation_config: None };
+    Checkpoint { path: PathBuf::from("model"), container, tensors }
+}
+
+fn gguf() -> Checkpoint {
+    let mut tensors = tensors(&[
+        ("token_embd.weight", &[VOCAB, HIDDEN]),
+        ("output_norm.weight", &[HIDDEN]),
+        ("blk.{i}.attn_norm.weight", &[HIDDEN]),
+        ("blk.{i}.ffn_norm.weight", &[HIDDEN]),
+        ("blk.{i}.attn_q.weight", &[HIDDEN, HIDDEN]),
+        ("blk.{i}.attn_k.weight", &[HIDDEN / 2, HIDDEN]),
+        ("blk.{i}.attn_v.weight", &[HIDDEN / 2, HIDDEN]),
+        ("blk.{i}.attn_output.weight", &[HIDDEN, HIDDEN]),
+        ("blk.{i}.ffn_gate.weight", &[INTERMEDIATE, HIDDEN]),
+        ("blk.{i}.ffn_up.weight", &[INTERMEDIATE, HIDDEN]),
+        ("blk.{i}.ffn_down.weight", &[HIDDEN, INTERMEDIATE]),
+    ]);
+    tensors.insert("rope_freqs.weight".into(), HostTensor::from_f32("rope_freqs.weight", vec![2], &[1.0, 8.0]));
+    let mut values = HashMap::new();
+    let mut set = |key: &str, value: MetaValue| values.insert(key.to_string(), value);
+    set("general.architecture", MetaValue::Str("llama".into()));
+    for (key, value) in [
+        ("llama.embedding_length", HIDDEN as i64),
+        ("llama.block_count", 2),
+        ("llama.feed_forward_length", INTERMEDIATE as i64),
+        ("llama.attention.head_count", 4),
+        ("llama.attention.head_count_kv", 2),
+        ("llama.context_length", 64),
+        ("tokenizer.ggml.eos_token_id", 3),
+    ] {
+        set(key, MetaValue::Int(value));
+    }
+    set("llama.attention.layer_norm_rms_epsilon", MetaValue::Float(1e-5));
+    let metadata = Metadata { path: PathBuf::from("m.gguf"), values };
+    Checkpoint { path: PathBuf::from("m.gguf"), container: Container::Gguf(metadata), tensors }
+}
+
+/// A llama of two layers and a vocabulary of 20 for tests elsewhere.
+pub(crate) fn tiny_model() -> Model {
+    load(&hf(config()), KvDtype::F16).expect("the checkpoint is sound")
+}
+
+fn build(checkpoint: &Checkpoint) -> Result<Model, String> {
+    load(checkpoint, KvDtype::F16).map_err(|error| error.to_string())
+}
+
+/// The message when `key` of the config is `value`.
+fn refusal(key: &str, value: Value) -> String {
+    let mut config = config();
+    config[key] = value;
+    build(&hf(config)).expect_err("the configuration is bad")
+}
+
+#[test]
+fn a_sound_checkpoint_loads() {
+    let model = build(&hf(config())).expect("sound");
+    assert_eq!(model.program.weights.len(), model.weights.len());
+    assert_eq!(model.info.eos_token_ids, [TokenId(7)]);
+    assert_eq!(model.info.num_parameters, (320 + 16 + 2 * (32 + 2 * 256 + 2 * 128 + 3 * 384)) as u64);
+    assert_eq!((model.info.head_dim, model.info.vocab_size, model.info.max_position), (4, 20, 64));
+    assert_eq!(model.program.states.len(), 2);
+}
+
+#[test]
+fn gguf_pairs_are_interleaved_and_rope_freqs_divide() {
+    let model = build(&gguf()).expect("sound");
+    let rope = model.program.ops.iter().find_map(|op| match op {
+        Op::Rope { pairing, inv_freq, .. } => Some((*pairing, model.weights[inv_freq.index()].to_f32())),
+        _ => None,
+    });
+    assert_eq!(rope, Some((RopePairing::Interleaved, vec![1.0, 0.01 / 8.0])));
+    assert_eq!(model.info.eos_token_ids, [TokenId(3)]);
+}
+
+#[test]
+fn both_generations_of_rope_keys_mean_the_same() {
+    let inv_freq = |change: fn(&mut Value)| {
+        let mut config = config();
+        change(&mut config);
+        let model = build(&hf(config)).expect("sound");
+        let at = model.program.weights.iter().position(|w| w.name == "rope.inv_freq").expect("every model has it");
+        model.weights[at].to_f32()
+    };
+    let old = inv_freq(|config| {
+        config["rope_theta"] = json!(5000);
+        config["rope_scaling"] = json!({"type": "linear", "factor": 4.0});
+    });
+    let new = inv_freq(|config| {
+        config["rope_parameters"] = json!({"rope_theta": 5000.0, "rope_type": "linear", "factor": 4.0});
+    });
+    assert_eq!(old, new);
+    assert_eq!(old[0], 0.25);
+}
+
+#[test]
+fn generation_config_adds_end_tokens() {
+    let mut checkpoint = hf(config());
+    checkpoint.container =
+        Container::HuggingFace { config: config(), generation_config: Some(json!({"eos_token_id": [9, 7]})) };
+    assert_eq!(build(&checkpoint).expect("sound").info.eos_token_ids, [TokenId(7), TokenId(9)]);
+}
+
+#[test]
+fn bad_settings_are_named() {
+    for (key, value, message) in [
+        ("hidden_size", json!(0), "hidden_size: 0 is not within"),
+        ("hidden_size", json!(-1), "hidden_size: expected a 32-bit number, got -1"),
+        ("hidden_size", json!(1u64 << 40), "hidden_size: expected a 32-bit number"),
+        ("num_attention_heads", json!(null), "num_attention_heads: missing"),
+        ("num_attention_heads", json!(3), "num_attention_heads: 3 heads do not divide hidden size 16"),
+        ("num_key_value_heads", json!(3), "num_key_value_heads: 4 heads are not a multiple of 3"),
+        ("head_dim", json!(4_000_000), "head_dim: 4 heads of 4000000 elements are out of range"),
+        ("head_dim", json!(5), "head_dim: 4 heads of 5 elements are out of range"),
+        ("rms_norm_eps", json!("small"), "rms_norm_eps: expected a number, got \"small\""),
+        ("rms_norm_eps", json!(0.0), "rms_norm_eps: 0 is not a positive number"),
+        ("vocab_size", json!(21), "'model.embed_tokens.weight': expected 21 rows (vocab_size), got [20, 16]"),
+        ("eos_token_id", json!(20), "eos_token_id: 20 is not below the vocabulary size 20"),
+        ("eos_token_id", json!("x"), "eos_token_id: not ids: \"x\""),
+        ("hidden_act", json!("gelu"), "hidden_act '\"gelu\"' is not supported (supported: silu)"),
+        ("rope_scaling", json!({"rope_type": "yarn", "factor": 2}), "rope type 'yarn' is not supported"),
+        ("rope_scaling", json!({"rope_type": "linear"}), "factor: missing"),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 0}), "rope: values out of range"),
+        ("rope_parameters", json!({"full_attention": {"rope_type": "default"}}), "rope parameters"),
+        ("use_sliding_window", json!(true), "use_sliding_window = true"),
+        ("quantization_config", json!({"quant_method": "awq"}), "\"awq\"' is not supported"),
+        ("tie_word_embeddings", json!(false), "'lm_head.weight': expected shape [20, 16], got nothing"),
+        ("attention_bias", json!(true), "q_proj.bias': expected shape [16], got nothing"),
+        (
+            "architectures",
+            json!(["BertModel"]),
+            "architecture 'BertModel' is not supported (supported: LlamaForCausalLM",
+        ),
+        ("architectures", json!([]), "architectures: expected a list"),
+        ("intermediate_size", json!(25), "gate_proj.weight': expected shape [25, 16], got [24, 16]"),
+        ("num_hidden_layers", json!(3), "'model.layers.2.input_layernorm.weight': expected shape [16], got nothing"),
+        ("num_hidden_layers", json!(1), "tensor 'model.layers.1."),
+    ] {
+        let got = refusal(key, value.clone());
+        assert!(got.contains(message), "{key} = {value}: {got}");
+    }
+}
+
+#[test]
+fn gguf_settings_that_change_the_answer_are_refused() {
+    for (key, value, message) in [
+        ("llama.expert_count", MetaValue::Int(8), "llama.expert_count = 8"),
+        ("llama.rope.dimension_count", MetaValue::Int(2), "llama.rope.dimension_count = 2"),
+        ("llama.rope.scaling.type", MetaValue::Str("yarn".into()), "rope scaling 'yarn'"),
+        ("llama.block_count", MetaValue::Int(-2), "llama.block_count: -2 is negative"),
+        ("llama.rope.freq_base", MetaValue::Float(0.0), "values out of range"),
+        ("general.architecture", MetaValue::Str("mamba".into()), "architecture 'mamba' is not supported"),
+    ] {
+        let mut checkpoint = gguf();
+        let Container::Gguf(metadata) = &mut checkpoint.container else { unreachable!("made above") };
+        metadata.values.insert(key.into(), value);
+        let got = build(&checkpoint).expect_err("refused");
+        assert!(got.contains(message), "{key}: {got}");
+    }
+}
+
+#[test]
+fn a_tensor_that_nothing_reads_is_refused() {
+    let mut checkpoint = hf(config());
+    let extra = "model.layers.0.self_attn.q_proj.bias";
+    checkpoint.tensors.insert(extra.into(), HostTensor::from_f32(extra, vec![HIDDEN], &[0.0; HIDDEN]));
+    let got = build(&checkpoint).expect_err("refused");
+    assert!(got.contains("tensor 'model.layers.0.self_attn.q_proj.bias' is not supported"), "{got}");
+    // What says nothing new may stay.
+    let mut checkpoint = hf(config());
+    for name in ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"] {
+        checkpoint.tensors.insert(name.into(), HostTensor::from_f32(name, vec![1], &[0.0]));
+    }
+    assert!(build(&checkpoint).is_ok());
+}

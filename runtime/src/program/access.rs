@@ -1,0 +1,130 @@
+//! Which slots, weights and state an op touches, and how: the one place that knows the operands of every op.
+//!
+//! Invariant: the matches are exhaustive, so that a new op must answer. Read by `check` (order of writes), `memory`
+//! (live ranges, lanes) and by backends that bind buffers.
+
+use super::{LinearPart, Op, Slot};
+use crate::ids::{Layer, WeightId};
+
+/// One slot that an op touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The slot, in whole or in part.
+    pub slot: Slot,
+    /// How.
+    pub kind: AccessKind,
+}
+
+/// How an op touches a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessKind {
+    /// Only read.
+    Read,
+    /// Written in full without being read.
+    Write,
+    /// Changed in place: one read-write binding.
+    ReadWrite,
+}
+
+impl AccessKind {
+    /// Whether the slot changes.
+    pub fn writes(self) -> bool {
+        self != Self::Read
+    }
+}
+
+impl Op {
+    /// The op's name in dumps and errors.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Embed { .. } => "Embed",
+            Self::RmsNorm { .. } => "RmsNorm",
+            Self::NormHeads { .. } => "NormHeads",
+            Self::Add { .. } => "Add",
+            Self::AddRmsNorm { .. } => "AddRmsNorm",
+            Self::Linear { .. } => "Linear",
+            Self::Rope { .. } => "Rope",
+            Self::StoreKv { .. } => "StoreKv",
+            Self::Attention { .. } => "Attention",
+            Self::GatedActivation { .. } => "GatedActivation",
+            Self::CheckFinite { .. } => "CheckFinite",
+            Self::SelectRows { .. } => "SelectRows",
+        }
+    }
+
+    /// The slots it touches: what is read, then what is changed, then what is written.
+    pub fn accesses(&self) -> Vec<Access> {
+        let read = |slot: Slot| Access { slot, kind: AccessKind::Read };
+        let write = |slot: Slot| Access { slot, kind: AccessKind::Write };
+        let change = |slot: Slot| Access { slot, kind: AccessKind::ReadWrite };
+        match *self {
+            Self::Embed { out, .. } => vec![write(out)],
+            Self::RmsNorm { x, out, .. }
+            | Self::Linear { x, out, .. }
+            | Self::GatedActivation { x, out, .. }
+            | Self::SelectRows { x, out } => vec![read(x), write(out)],
+            Self::Attention { q, out, .. } => vec![read(q.slot), write(out)],
+            Self::NormHeads { x, .. } | Self::Rope { x, .. } => vec![change(x.slot)],
+            Self::Add { residual, x } => vec![read(x), change(residual)],
+            Self::AddRmsNorm { residual, x, out, .. } => vec![read(x), change(residual), write(out)],
+            Self::StoreKv { k, v, .. } if k.slot == v.slot => vec![read(k.slot)],
+            Self::StoreKv { k, v, .. } => vec![read(k.slot), read(v.slot)],
+            Self::CheckFinite { x } => vec![read(x)],
+        }
+    }
+
+    /// The weights it reads.
+    pub fn weights(&self) -> Vec<WeightId> {
+        match self {
+            Self::Embed { table: weight, .. }
+            | Self::RmsNorm { weight, .. }
+            | Self::NormHeads { weight, .. }
+            | Self::AddRmsNorm { weight, .. }
+            | Self::Rope { inv_freq: weight, .. } => vec![*weight],
+            Self::Linear { parts, .. } => {
+                parts.iter().flat_map(|&LinearPart { weight, bias }| [Some(weight), bias]).flatten().collect()
+            }
+            Self::Add { .. }
+            | Self::StoreKv { .. }
+            | Self::Attention { .. }
+            | Self::GatedActivation { .. }
+            | Self::CheckFinite { .. }
+            | Self::SelectRows { .. } => Vec::new(),
+        }
+    }
+
+    /// The layer whose state it touches.
+    pub fn layer(&self) -> Option<Layer> {
+        match self {
+            Self::StoreKv { layer, .. } | Self::Attention { layer, .. } => Some(*layer),
+            Self::Embed { .. }
+            | Self::RmsNorm { .. }
+            | Self::NormHeads { .. }
+            | Self::Add { .. }
+            | Self::AddRmsNorm { .. }
+            | Self::Linear { .. }
+            | Self::Rope { .. }
+            | Self::GatedActivation { .. }
+            | Self::CheckFinite { .. }
+            | Self::SelectRows { .. } => None,
+        }
+    }
+
+    /// Whether it reads or writes ranges of the step inputs (`CheckFinite` writes its flags beside them).
+    pub fn uses_inputs(&self) -> bool {
+        match self {
+            Self::Embed { .. }
+            | Self::Rope { .. }
+            | Self::StoreKv { .. }
+            | Self::Attention { .. }
+            | Self::CheckFinite { .. }
+            | Self::SelectRows { .. } => true,
+            Self::RmsNorm { .. }
+            | Self::NormHeads { .. }
+            | Self::Add { .. }
+            | Self::AddRmsNorm { .. }
+            | Self::Linear { .. }
+            | Self::GatedActivation { .. } => false,
+        }
+    }
+}

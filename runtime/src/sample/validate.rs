@@ -1,0 +1,70 @@
+//! The ranges of sampling parameters, which are vLLM's. After this check no id indexes past a row of logits and no row
+//! is masked whole, so that the sampler itself has no errors.
+
+use crate::error::RequestError;
+use crate::ids::TokenId;
+use crate::request::SamplingParams;
+
+fn check(holds: bool, param: &str, message: impl FnOnce() -> String) -> Result<(), RequestError> {
+    if holds { Ok(()) } else { Err(RequestError::invalid(param, message())) }
+}
+
+impl SamplingParams {
+    /// Checks ranges and ids; `max_logprobs` is the most alternatives that a request may ask for.
+    ///
+    /// # Errors
+    /// `Invalid` naming the parameter as it is called on the wire.
+    pub fn validate(&self, vocab_size: u32, max_logprobs: u32) -> Result<(), RequestError> {
+        self.check_ranges()?;
+        self.check_ids(vocab_size)?;
+        for (param, asked) in [("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+            let asked = asked.unwrap_or(0);
+            check(asked <= max_logprobs, param, || format!("{param} must be at most {max_logprobs}, got {asked}"))?;
+        }
+        Ok(())
+    }
+
+    fn check_ranges(&self) -> Result<(), RequestError> {
+        // NaN is in no range, and the infinities are in none of the closed ones.
+        let between = |param, value: f32, min: f32, max: f32| {
+            check((min..=max).contains(&value), param, || {
+                format!("{param} must be between {min} and {max}, got {value}")
+            })
+        };
+        between("temperature", self.temperature, 0.0, 2.0)?;
+        check(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", || {
+            format!("top_p must be above 0 and at most 1, got {}", self.top_p)
+        })?;
+        between("min_p", self.min_p, 0.0, 1.0)?;
+        let repetition = self.repetition_penalty;
+        check(repetition > 0.0 && repetition.is_finite(), "repetition_penalty", || {
+            format!("repetition_penalty must be above 0 and finite, got {repetition}")
+        })?;
+        between("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        for &(token, bias) in &self.logit_bias {
+            check(bias.is_finite(), "logit_bias", || {
+                format!("logit_bias of token {token} must be finite, got {bias}")
+            })?;
+        }
+        check(self.max_tokens >= 1, "max_tokens", || "max_tokens must be at least 1".to_string())?;
+        check(self.min_tokens <= self.max_tokens, "min_tokens", || {
+            format!("min_tokens must be at most max_tokens ({}), got {}", self.max_tokens, self.min_tokens)
+        })
+    }
+
+    fn check_ids(&self, vocab_size: u32) -> Result<(), RequestError> {
+        let known = |param, token: TokenId| {
+            check(token.0 < vocab_size, param, || {
+                format!("{param}: token id {token} is not below the vocabulary size {vocab_size}")
+            })
+        };
+        self.logit_bias.iter().try_for_each(|&(token, _)| known("logit_bias", token))?;
+        self.stop_token_ids.iter().try_for_each(|&token| known("stop_token_ids", token))?;
+        // min_tokens masks all stop ids: one id at least must be left to draw.
+        let masked = self.stop_token_ids.len() + self.eos_token_ids.len();
+        check(self.min_tokens == 0 || masked < vocab_size as usize, "stop_token_ids", || {
+            format!("with min_tokens there must be fewer than {vocab_size} stop ids, got {masked}")
+        })
+    }
+}

@@ -1,0 +1,214 @@
+//! Every row of the op case table on every backend, against the reference; the reference against f64.
+//!
+//! Invariant: a backend is one line of `backends` here; nothing about a case is known outside `runtime::backend::cases`.
+
+use runtime::backend::cases::{AttentionCase, Case, CaseOp, Tolerance, all_cases, build_case, run_built, run_case};
+use runtime::backend::reference::ReferenceBackend;
+use runtime::backend::{Backend, Buckets};
+use runtime::program::Op;
+
+type MakeBackend = fn() -> Box<dyn Backend>;
+
+/// Backends under test by name.
+fn backends() -> Vec<(&'static str, MakeBackend)> {
+    vec![("reference", || Box::new(ReferenceBackend::new(2)))]
+}
+
+fn reference() -> ReferenceBackend {
+    ReferenceBackend::new(1)
+}
+
+/// Runs `check` on every case and fails with all messages at once.
+fn for_all(cases: &[Case], check: impl Fn(&Case) -> Result<(), String>) {
+    assert!(!cases.is_empty());
+    let failures: Vec<String> =
+        cases.iter().filter_map(|case| check(case).err().map(|problem| format!("{case}: {problem}"))).collect();
+    assert!(failures.is_empty(), "{} of {} cases failed:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+fn run(make: MakeBackend, case: &Case) -> Result<Vec<f32>, String> {
+    run_case(make().as_mut(), case).map_err(|e| e.to_string())
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn same_bits(got: &[f32], expected: &[f32]) -> Result<(), String> {
+    if bits(got) == bits(expected) { Ok(()) } else { Err("not bitwise equal".into()) }
+}
+
+#[test]
+fn every_backend_agrees_with_the_reference() {
+    let cases = all_cases();
+    for (name, make) in backends() {
+        for_all(&cases, |case| {
+            let expected = run_case(&mut reference(), case).map_err(|e| e.to_string())?;
+            let got = run(make, case).map_err(|e| format!("{name}: {e}"))?;
+            case.tolerance.check(&got, &expected).map_err(|e| format!("{name}: {e}"))
+        });
+    }
+}
+
+/// Formulas again, in f64 and without the reference's code.
+#[test]
+fn the_reference_agrees_with_f64() {
+    let cases: Vec<Case> = all_cases().into_iter().filter(|case| expectation_f64(case).is_some()).collect();
+    // All of linear, attention, norm and gate; f16 planes round in the same way as the reference.
+    assert!(cases.len() > 150, "{}", cases.len());
+    let tolerance = Tolerance {
+        relative_rms: 1e-6,
+        relative_max: 1e-5,
+        reason: "f32 against f64: a few units in the last place per sum",
+    };
+    for_all(&cases, |case| {
+        let got = run_case(&mut reference(), case).map_err(|e| e.to_string())?;
+        let expected: Vec<f32> = expectation_f64(case).unwrap_or_default().iter().map(|&v| v as f32).collect();
+        tolerance.check(&got, &expected)
+    });
+}
+
+fn expectation_f64(case: &Case) -> Option<Vec<f64>> {
+    let built = build_case(case);
+    let wide = |i: usize| built.tensors[i].to_f32().into_iter().map(f64::from).collect::<Vec<f64>>();
+    match &case.op {
+        CaseOp::RmsNorm { width, .. } => {
+            let (x, weight) = (wide(0), wide(1));
+            let normed = x.chunks(*width as usize).flat_map(|row| {
+                let root = (row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64 + 1e-5).sqrt();
+                row.iter().zip(&weight).map(move |(v, w)| v / root * w).collect::<Vec<f64>>()
+            });
+            Some(normed.collect())
+        }
+        CaseOp::GatedActivation { width, .. } => {
+            let n = *width as usize;
+            let x = wide(0);
+            let row = |row: &[f64]| (0..n).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[n + i]).collect::<Vec<f64>>();
+            Some(x.chunks(2 * n).flat_map(row).collect())
+        }
+        CaseOp::Linear { in_features, .. } => {
+            let x = wide(0);
+            let Op::Linear { parts, .. } = &built.program.ops[1] else { panic!("the op follows the embed") };
+            let mut out = Vec::new();
+            for x in x.chunks(*in_features as usize) {
+                for part in parts {
+                    let weight = wide(part.weight.index());
+                    let bias = part.bias.map(|b| wide(b.index()));
+                    for (i, row) in weight.chunks(x.len()).enumerate() {
+                        let sum: f64 = row.iter().zip(x).map(|(w, x)| w * x).sum();
+                        out.push(sum + bias.as_ref().map_or(0.0, |b| b[i]));
+                    }
+                }
+            }
+            Some(out)
+        }
+        CaseOp::Attention(attention) => Some(attention_f64(attention, &built.tensors[0].to_f32())),
+        _ => None,
+    }
+}
+
+/// Attention without pages: `qkv` holds every row's positions one after the other.
+fn attention_f64(case: &AttentionCase, qkv: &[f32]) -> Vec<f64> {
+    let (heads, kv_heads, dim) = (case.heads as usize, case.kv_heads as usize, case.head_dim as usize);
+    let width = (heads + 2 * kv_heads) * dim;
+    let round = |v: f32| match case.dtype {
+        runtime::program::KvDtype::F32 => f64::from(v),
+        runtime::program::KvDtype::F16 => f64::from(half::f16::from_f32(v).to_f32()),
+    };
+    let scale = f64::from(6.0 / (case.head_dim as f32).sqrt());
+    let (mut out, mut first) = (Vec::new(), 0);
+    for &(start, length) in &case.rows {
+        let tokens: Vec<&[f32]> =
+            (0..(start + length) as usize).map(|p| &qkv[(first + p) * width..][..width]).collect();
+        first += tokens.len();
+        for position in start as usize..tokens.len() {
+            for head in 0..heads {
+                let (k_at, v_at) = (heads + head / (heads / kv_heads), heads + kv_heads + head / (heads / kv_heads));
+                let q = &tokens[position][head * dim..][..dim];
+                let score = |token: &&[f32]| {
+                    let k = &token[k_at * dim..][..dim];
+                    q.iter().zip(k).map(|(&q, &k)| f64::from(q) * round(k)).sum::<f64>() * scale
+                };
+                let scores: Vec<f64> = tokens[..=position].iter().map(score).collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                out.extend((0..dim).map(|i| {
+                    let values = tokens.iter().map(|t| round(t[v_at * dim + i]));
+                    scores.iter().zip(values).map(|(s, v)| (s - max).exp() / sum * v).sum::<f64>()
+                }));
+            }
+        }
+    }
+    out
+}
+
+/// The first token's result is the same bits whatever the number of tokens in the step.
+#[test]
+fn linear_does_not_depend_on_the_number_of_tokens() {
+    let cases: Vec<Case> = all_cases().into_iter().filter(|c| matches!(c.op, CaseOp::Linear { .. })).collect();
+    for (name, make) in invariant_backends() {
+        for_all(&cases, |case| {
+            let whole = run(make, case)?;
+            let CaseOp::Linear { in_features, parts, tokens } = &case.op else { unreachable!("filtered above") };
+            for fewer in [1, 2, 3, 4, 7, 8, 15, 16].into_iter().filter(|fewer| fewer < tokens) {
+                let op = CaseOp::Linear { in_features: *in_features, parts: parts.clone(), tokens: fewer };
+                let got = run(make, &Case { op, ..case.clone() })?;
+                same_bits(&got, &whole[..got.len()]).map_err(|e| format!("{name}, {fewer} tokens: {e}"))?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// A position's result is the same bits whole, in chunks of any size, alone or beside others, in blocks of any size.
+#[test]
+fn attention_does_not_depend_on_chunks_mates_or_blocks() {
+    let attention = |case: &Case| if let CaseOp::Attention(a) = &case.op { Some(a.clone()) } else { None };
+    let cases: Vec<Case> = all_cases().into_iter().filter(|c| attention(c).is_some()).collect();
+    for (name, make) in invariant_backends() {
+        for_all(&cases, |case| {
+            let whole = attention(case).ok_or("not attention")?;
+            let (start, length) = whole.rows[0];
+            let expected = run(make, case)?;
+            let row_values = |tokens: u32| (tokens * whole.heads * whole.head_dim) as usize;
+            let same = |what: &str, changed: AttentionCase, expected: &[f32]| {
+                let got = run(make, &Case { op: CaseOp::Attention(changed), ..case.clone() })?;
+                let got = &got[got.len() - expected.len()..];
+                same_bits(got, expected).map_err(|e| format!("{name}, {what}: {e}"))
+            };
+            let first_row = &expected[..row_values(length)];
+            let alone = AttentionCase { rows: vec![whole.rows[0]], ..whole.clone() };
+            same("alone", alone.clone(), first_row)?;
+            same("whole", AttentionCase { rows: vec![(0, start + length)], ..alone.clone() }, first_row)?;
+            for block_size in [1, 3, 16, 32] {
+                same("other blocks", AttentionCase { block_size, ..whole.clone() }, &expected)?;
+            }
+            let last = vec![(start + length - 1, 1)];
+            same("last token", AttentionCase { rows: last, ..alone }, &first_row[row_values(length - 1)..])
+        });
+    }
+}
+
+/// Backends that promise it.
+fn invariant_backends() -> Vec<(&'static str, MakeBackend)> {
+    backends().into_iter().filter(|(_, make)| make().caps().batch_invariant).collect()
+}
+
+/// A run leaves nothing behind in the inputs: the same built case twice is the same bits.
+#[test]
+fn a_backend_is_deterministic() {
+    for (name, make) in backends() {
+        for_all(&all_cases(), |case| {
+            let built = build_case(case);
+            let run = || run_built(make().as_mut(), &built).map_err(|e| e.to_string());
+            same_bits(&run()?, &run()?).map_err(|e| format!("{name}: {e}"))
+        });
+    }
+}
+
+#[test]
+fn the_cpu_kinds_pad_nothing() {
+    for (name, make) in backends() {
+        assert_eq!(make().caps().buckets, Buckets::Exact, "{name}");
+    }
+}

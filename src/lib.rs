@@ -13,7 +13,6 @@ pub mod device;
 pub mod sizing;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -94,7 +93,7 @@ pub struct Loaded {
     /// Takes requests.
     pub engine: Engine,
     /// Text on both sides of it.
-    pub text: Arc<TextModel>,
+    pub text: TextModel,
     /// What the model is.
     pub info: ModelInfo,
     /// The device in words.
@@ -149,7 +148,7 @@ pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loa
     }
     let engine = starting.join().map_err(|_| DeviceError::Failed("loading panicked".into()))??;
     let (device, memory) = ready.expect("a runner that started has reported");
-    Ok(Loaded { engine, text: Arc::new(text), info, device, memory, load_time: start.elapsed() })
+    Ok(Loaded { engine, text, info, device, memory, load_time: start.elapsed() })
 }
 
 /// Runs on the engine thread: the backend is made where it will be used.

@@ -1,9 +1,10 @@
 //! `kittiwake serve`: load a model and answer over HTTP until told to stop.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::{ArgAction, Args};
+use runtime::text::GenerationDefaults;
 use server::{ServedModel, ServerConfig};
 
 use super::engine_args::EngineArgs;
@@ -93,10 +94,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let mut config = server_config(&args)?;
     let loaded = model::load(&options)?;
     if args.generation_config == "auto" {
-        config.generation_defaults = loaded.text.generation_defaults().clone();
-    }
-    if let Some(overrides) = &args.override_generation_config {
-        config.generation_defaults.apply_json(&json_object("--override-generation-config", overrides)?)?;
+        config.generation_defaults = config.generation_defaults.over(loaded.text.generation_defaults());
     }
     let memory = loaded.memory;
     tracing::info!(
@@ -112,9 +110,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let model = ServedModel {
         root: options.model.display().to_string(),
         info: loaded.info,
-        cache_labels: BTreeMap::from([("cache_dtype".to_owned(), format!("{:?}", options.kv_cache_dtype).to_lowercase())]).into_iter().collect(),
+        cache_labels: vec![("cache_dtype".into(), format!("{:?}", options.kv_cache_dtype).to_lowercase())],
     };
-    server::run(config, loaded.engine, loaded.text, model).context("serving")
+    server::run(config, loaded.engine, Arc::new(loaded.text), model).context("serving")
 }
 
 fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
@@ -145,6 +143,10 @@ fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
             None => serde_json::Map::new(),
         },
         response_role: args.response_role.clone(),
+        generation_defaults: match &args.override_generation_config {
+            Some(text) => serde_json::from_str(text).context("--override-generation-config")?,
+            None => GenerationDefaults::default(),
+        },
         ..ServerConfig::default()
     })
 }

@@ -12,7 +12,8 @@ use super::tokenizer::malformed;
 use crate::error::LoadError;
 
 /// Sampling defaults that the model's authors wrote down (`--generation-config auto`); `None` where they did not.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct GenerationDefaults {
     /// As in `SamplingParams`.
     pub temperature: Option<f32>,
@@ -26,6 +27,20 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f32>,
     /// The default of `max_tokens`.
     pub max_new_tokens: Option<u32>,
+}
+
+impl GenerationDefaults {
+    /// These values, and `base`'s where these are `None`.
+    pub fn over(self, base: &Self) -> Self {
+        Self {
+            temperature: self.temperature.or(base.temperature),
+            top_p: self.top_p.or(base.top_p),
+            top_k: self.top_k.or(base.top_k),
+            min_p: self.min_p.or(base.min_p),
+            repetition_penalty: self.repetition_penalty.or(base.repetition_penalty),
+            max_new_tokens: self.max_new_tokens.or(base.max_new_tokens),
+        }
+    }
 }
 
 /// Names of special tokens that templates may use, with the text of each.

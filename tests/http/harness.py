@@ -21,7 +21,7 @@ class Server:
     def __init__(self, binary, model, *flags):
         command = [binary, "serve", model, "--port", "0", "--served-model-name", NAME, "tiny", "--threads", "1"]
         # Small on purpose, so that requests queue and a long body is quick to make.
-        command += ["--max-num-seqs", "8", "--max-body-bytes", "65536", "--enable-admin", *flags]
+        command += ["--max-num-seqs", "8", "--max-num-queued-reqs", "256", "--max-body-bytes", "65536", "--enable-admin", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
         self.log = []
         self.address = None

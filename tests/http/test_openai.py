@@ -254,33 +254,35 @@ class Disconnects(unittest.TestCase):
 
     def test_in_decode_and_while_queued(self):
         for stream in (False, True):
-            self.setUp()
-            connection = server.open("/v1/completions", {**LONG, "stream": stream})
-            server.wait_for(lambda: server.metric("vllm:num_requests_waiting") > 0, "a queue")
-            connection.close()
-            self.check_aborted(at_least=40)
+            with self.subTest(stream=stream):
+                self.setUp()
+                with server.open("/v1/completions", {**LONG, "stream": stream}):
+                    server.wait_for(lambda: server.metric("vllm:num_requests_waiting") > 0, "a queue")
+                self.check_aborted(at_least=40)
 
     def test_in_prefill(self):
-        # Eight rows compute other prompts of nearly the whole context; this one's connection closes at once.
-        prompts = [[100 + i] + [60 + (i * j) % 40 for j in range(490)] for i in range(64)]
-        connection = server.open("/v1/completions", {"model": NAME, "prompt": prompts, "max_tokens": 20, "ignore_eos": True})
-        server.wait_for(lambda: server.metric("vllm:num_requests_running") > 0, "a running prefill")
-        connection.close()
+        # 24 prompts of nearly the whole context, eight at a time: most of the time is prefill.
+        prompts = [[100 + i] + [60 + (i * j) % 40 for j in range(490)] for i in range(24)]
+        body = {"model": NAME, "prompt": prompts, "max_tokens": 20, "ignore_eos": True}
+        with server.open("/v1/completions", body):
+            server.wait_for(lambda: server.metric("vllm:num_requests_running") > 0, "a running prefill")
         self.check_aborted(at_least=8)
 
     def test_with_a_reset(self):
         connection = server.open("/v1/completions", {**LONG, "stream": True})
-        connection.recv(100)
+        self.assertEqual(connection.recv(15), b"HTTP/1.1 200 OK")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
         self.check_aborted(at_least=40)
 
     def test_a_client_that_never_reads_holds_nobody_up(self):
-        connection = server.open("/v1/completions", {**LONG, "stream": True})
-        self.assertEqual(complete(max_tokens=20).usage.completion_tokens, 20)
-        # The engine does not wait for the reader: everything ends although the socket takes nothing.
-        server.wait_idle()
-        connection.close()
+        before = server.metric("vllm:generation_tokens_total")
+        with server.open("/v1/completions", {**LONG, "stream": True}):
+            self.assertEqual(complete(max_tokens=20).usage.completion_tokens, 20)
+            # The engine does not wait for the reader: everything is drawn although the socket takes nothing.
+            wanted = before + 20 + LONG["n"] * LONG["max_tokens"]
+            server.wait_for(lambda: server.metric("vllm:generation_tokens_total") == wanted, "all tokens")
+            server.wait_idle()
         self.assertEqual(complete(max_tokens=1).usage.completion_tokens, 1)
 
 
@@ -305,13 +307,14 @@ class Life(unittest.TestCase):
     def test_a_second_signal_ends_at_once(self):
         other = Server(BINARY, MODEL)
         try:
-            connection = other.open("/v1/completions", {**LONG, "stream": True})
-            connection.recv(15)
-            other.signal(signal.SIGTERM)
-            other.wait_for(lambda: any("draining" in line for line in other.log), "a drain")
-            other.signal(signal.SIGINT)
-            self.assertEqual(other.wait_exit(), 0)
-            connection.close()
+            # Its output is more than the sockets' buffers hold and nobody reads it: the drain cannot end by itself.
+            with other.open("/v1/completions", {**LONG, "stream": True, "logprobs": 20}):
+                other.wait_for(lambda: other.metric("vllm:num_requests_running"), "a running request")
+                other.signal(signal.SIGTERM)
+                other.wait_for(lambda: any("draining" in line for line in other.log), "a drain")
+                other.signal(signal.SIGINT)
+                self.assertEqual(other.wait_exit(), 0)
+            self.assertTrue(any("second signal" in line for line in other.log), other.log)
         finally:
             other.kill()
 

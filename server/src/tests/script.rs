@@ -34,6 +34,7 @@ impl Controls {
     /// After `num_steps` more steps none ends until `release`.
     pub fn hold_after(&self, num_steps: u64) {
         *self.allowed.0.lock().expect("not poisoned") = Some(num_steps);
+        self.allowed.1.notify_all();
     }
 
     /// Steps go on.

@@ -2,7 +2,6 @@
 //!
 //! Invariant: read once at start-up and never changed; a default here is the default of the flag.
 
-use runtime::model::ModelInfo;
 use runtime::text::GenerationDefaults;
 use serde_json::{Map, Value};
 
@@ -92,8 +91,6 @@ impl Default for ServerConfig {
 pub struct ServedModel {
     /// Where it was loaded from, as `/v1/models` shows it.
     pub root: String,
-    /// What the architecture says of it.
-    pub info: ModelInfo,
     /// More labels of `cache_config_info` (`cache_dtype`, …); the engine's own are added to them.
     pub cache_labels: Vec<(String, String)>,
 }

@@ -4,6 +4,8 @@
 //! prefill, in decode, streaming or not) frees its blocks within one step. The event queue holds all that the engine may
 //! say, so that the engine never waits. Handlers and stream bodies own one each; detokenising happens here.
 
+mod job;
+
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -17,64 +19,10 @@ use runtime::request::{Event, EventSink, FinishReason, Request, SamplingParams, 
 use runtime::text::{TextStream, TextStreamOptions};
 use tokio::sync::mpsc;
 
+pub use self::job::{Delta, Job, OutputToken, StopCause, TokenCounts};
 use crate::error::ApiError;
 use crate::metrics::FinishedChoice;
-use crate::openai::params::TextOptions;
 use crate::state::AppState;
-
-/// What is to be generated.
-#[derive(Clone, Debug)]
-pub struct Job {
-    /// Each prompt and how many tokens its answers may have.
-    pub prompts: Vec<(Arc<[TokenId]>, u32)>,
-    /// Choices per prompt.
-    pub n: u32,
-    /// For all choices; `max_tokens` and `seed` are filled in per choice.
-    pub params: SamplingParams,
-    pub text: TextOptions,
-    pub cache_salt: Option<Arc<str>>,
-    /// Tokens per delta after the first.
-    pub interval: u32,
-    /// When the server got the request.
-    pub arrived: Instant,
-}
-
-/// One output token.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OutputToken {
-    pub id: TokenId,
-    /// Characters of the answer before it.
-    pub offset_chars: usize,
-    pub logprobs: Option<Box<TokenLogprobs>>,
-}
-
-/// What ended an answer beyond its reason.
-#[derive(Clone, Debug, PartialEq)]
-pub enum StopCause {
-    /// A stop string.
-    Text(String),
-    /// One of the request's stop ids.
-    Token(TokenId),
-}
-
-/// More of one answer.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Delta {
-    /// Index of the choice, over all prompts.
-    pub choice: usize,
-    pub text: String,
-    pub tokens: Vec<OutputToken>,
-    /// With the last delta of a choice.
-    pub finish: Option<(FinishReason, Option<StopCause>)>,
-}
-
-/// Tokens in and out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TokenCounts {
-    pub prompt: usize,
-    pub cached: usize,
-    pub output: usize,
-}
 
 /// An event, stamped on the engine's thread, so that latencies do not depend on how fast a client reads.
 #[derive(Debug)]
@@ -133,7 +81,7 @@ impl Generation {
     /// # Errors
     /// What the engine refuses.
     pub fn start(state: Arc<AppState>, job: Job) -> Result<Self, ApiError> {
-        let (sender, events) = mpsc::channel(queue_len(&job));
+        let (sender, events) = mpsc::channel(job.queue_len());
         let options = TextStreamOptions {
             stop: job.text.stop.clone(),
             include_stop: job.text.include_stop,
@@ -400,16 +348,4 @@ impl Choice {
         let next = Delta { choice: self.pending.choice, ..Delta::default() };
         std::mem::replace(&mut self.pending, next)
     }
-}
-
-/// Everything that the engine may say about a job.
-fn queue_len(job: &Job) -> usize {
-    /// `Started`, `Finished` and a reserve.
-    const REST: usize = 4;
-    let of_prompt = |(ids, max_tokens): &(Arc<[TokenId]>, u32)| {
-        let logprobs = if job.params.prompt_logprobs.is_some() { ids.len() } else { 0 };
-        logprobs + *max_tokens as usize + REST
-    };
-    let sum: usize = job.prompts.iter().map(of_prompt).sum();
-    sum.saturating_mul(job.n as usize).clamp(1, tokio::sync::Semaphore::MAX_PERMITS)
 }

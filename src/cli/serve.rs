@@ -109,7 +109,6 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     );
     let model = ServedModel {
         root: options.model.display().to_string(),
-        info: loaded.info,
         cache_labels: vec![("cache_dtype".into(), format!("{:?}", options.kv_cache_dtype).to_lowercase())],
     };
     server::run(config, loaded.engine, Arc::new(loaded.text), model).context("serving")

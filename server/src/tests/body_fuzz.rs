@@ -28,20 +28,56 @@ fn any_json() -> impl Strategy<Value = Value> {
 
 fn field() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec![
-        "model", "messages", "prompt", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
-        "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "max_tokens",
-        "max_completion_tokens", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "n",
-        "stream", "stream_options", "prompt_logprobs", "logprobs", "top_logprobs", "cache_salt", "echo", "suffix",
-        "truncate_prompt_tokens", "truncation_side", "return_token_ids", "add_generation_prompt",
-        "continue_final_message", "chat_template", "chat_template_kwargs", "documents", "tools", "response_format",
-        "tokens", "add_special_tokens", "something_else",
+        "model",
+        "messages",
+        "prompt",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "max_tokens",
+        "max_completion_tokens",
+        "min_tokens",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "n",
+        "stream",
+        "stream_options",
+        "prompt_logprobs",
+        "logprobs",
+        "top_logprobs",
+        "cache_salt",
+        "echo",
+        "suffix",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "return_token_ids",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "chat_template_kwargs",
+        "documents",
+        "tools",
+        "response_format",
+        "tokens",
+        "add_special_tokens",
+        "something_else",
     ])
 }
 
 /// A body that is right but for a few fields.
 fn body() -> impl Strategy<Value = Value> {
     prop::collection::vec((field(), any_json()), 0..4).prop_map(|changes| {
-        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "max_tokens": 3, "tokens": [1]});
+        let mut body =
+            json!({"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "max_tokens": 3, "tokens": [1]});
         for (field, value) in changes {
             body[field] = value;
         }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Server, SCRIPT};
+use super::{SCRIPT, Server};
 
 fn hello() -> Value {
     json!({"model": "org/tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "temperature": 0})
@@ -74,8 +74,7 @@ async fn usage_is_sent_only_when_asked_for_and_in_every_chunk_when_asked_for_tha
     assert!(plain.iter().all(|event| event.get("usage").is_none()));
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
     let events = server.chat(with(json!({"stream": true, "stream_options": options}))).await.events();
-    let counts: Vec<u64> =
-        events.iter().filter_map(|event| event["usage"]["completion_tokens"].as_u64()).collect();
+    let counts: Vec<u64> = events.iter().filter_map(|event| event["usage"]["completion_tokens"].as_u64()).collect();
     assert_eq!(counts.len(), events.len() - 1);
     assert_eq!((counts[0], counts.last()), (0, Some(&12)));
     assert!(counts.is_sorted());
@@ -96,7 +95,8 @@ async fn every_cut_of_the_stream_is_whole_characters() {
 #[tokio::test]
 async fn a_stop_string_never_leaks_and_is_named() {
     let server = Server::new();
-    for (stop, text) in [("blue. 今", "The sea is "), ("😀", "The sea is blue. 今天 "), ("T", ""), ("is b", "The sea ")] {
+    for (stop, text) in [("blue. 今", "The sea is "), ("😀", "The sea is blue. 今天 "), ("T", ""), ("is b", "The sea ")]
+    {
         for stream in [false, true] {
             let answer = server.chat(with(json!({"max_tokens": 60, "stop": stop, "stream": stream}))).await;
             if stream {
@@ -135,9 +135,8 @@ async fn choices_have_their_own_seeds_and_arrive_under_their_index() {
     let server = Server::new();
     let body = json!({"n": 3, "temperature": 1, "seed": 1, "max_tokens": 8});
     let answer = server.chat(with(body.clone())).await.json();
-    let whole: Vec<String> = (0..3)
-        .map(|i| answer["choices"][i]["message"]["content"].as_str().expect("text").to_owned())
-        .collect();
+    let whole: Vec<String> =
+        (0..3).map(|i| answer["choices"][i]["message"]["content"].as_str().expect("text").to_owned()).collect();
     assert_eq!(answer["usage"]["completion_tokens"], 24);
     let script = server.encode(SCRIPT);
     for (i, text) in whole.iter().enumerate() {
@@ -159,8 +158,11 @@ async fn logprobs_are_finite_and_complete() {
     let answer = server.chat(body.clone()).await.json();
     let content = answer["choices"][0]["logprobs"]["content"].as_array().expect("a list").clone();
     assert_eq!(content.len(), 12);
-    let bytes: Vec<u8> =
-        content.iter().flat_map(|entry| entry["bytes"].as_array().expect("bytes")).map(|byte| byte.as_u64().expect("a byte") as u8).collect();
+    let bytes: Vec<u8> = content
+        .iter()
+        .flat_map(|entry| entry["bytes"].as_array().expect("bytes"))
+        .map(|byte| byte.as_u64().expect("a byte") as u8)
+        .collect();
     assert_eq!(String::from_utf8_lossy(&bytes), server.said(12));
     assert_eq!(content[0]["logprob"], -0.5);
     assert_eq!(content[0]["top_logprobs"].as_array().map(Vec::len), Some(3));

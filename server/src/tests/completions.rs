@@ -38,7 +38,8 @@ async fn several_prompts_have_their_choices_in_order() {
 async fn echo_with_logprobs_covers_prompt_and_answer() {
     let server = Server::new();
     for max_tokens in [0, 5] {
-        let body = json!({"prompt": "Hello, 世界!", "echo": true, "logprobs": 1, "max_tokens": max_tokens, "temperature": 0});
+        let body =
+            json!({"prompt": "Hello, 世界!", "echo": true, "logprobs": 1, "max_tokens": max_tokens, "temperature": 0});
         let answer = server.complete(body).await.json();
         let choice = &answer["choices"][0];
         let text = format!("Hello, 世界!{}", server.said(max_tokens));
@@ -53,8 +54,12 @@ async fn echo_with_logprobs_covers_prompt_and_answer() {
         assert_eq!(logprobs["token_logprobs"][0], Value::Null);
         assert_eq!(logprobs["top_logprobs"][0], Value::Null);
         assert_eq!(logprobs["token_logprobs"][1], -0.5);
-        let offsets: Vec<u64> =
-            logprobs["text_offset"].as_array().expect("a list").iter().map(|at| at.as_u64().expect("a number")).collect();
+        let offsets: Vec<u64> = logprobs["text_offset"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|at| at.as_u64().expect("a number"))
+            .collect();
         assert!(offsets.is_sorted() && offsets[0] == 0);
         if max_tokens > 0 {
             assert_eq!(offsets[prompt_len], "Hello, 世界!".chars().count() as u64);

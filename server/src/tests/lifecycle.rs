@@ -1,10 +1,16 @@
 //! What happens around answers: clients that leave, full queues, a failing device, the drain, metrics.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use futures_core::Stream;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tower::ServiceExt;
 
 use super::script::CORRUPT;
@@ -38,11 +44,12 @@ impl Server {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_leaves_mid_stream_frees_everything() {
     let server = Server::new();
+    server.controls.hold_after(1);
     let response = server.open(&long(true)).await;
     assert_eq!(response.status().as_u16(), 200);
-    server.controls.hold();
     drop(response);
-    server.controls.release();
+    // The step that runs may end, no other.
+    server.controls.hold_after(1);
     server.idle().await;
     assert_eq!(server.metric("vllm:request_success_total{finished_reason=\"abort\"}").await, 1.0);
     assert_eq!(server.get("/load").await.json(), json!({"server_load": 0}));
@@ -52,7 +59,7 @@ async fn a_client_that_leaves_mid_stream_frees_everything() {
 async fn a_client_that_leaves_while_waiting_frees_all_choices() {
     for stream in [false, true] {
         let server = Server::new();
-        server.controls.hold();
+        server.controls.hold_after(0);
         // More choices than rows: some run, some wait.
         let mut body = long(stream);
         body["n"] = 20.into();
@@ -64,7 +71,7 @@ async fn a_client_that_leaves_while_waiting_frees_all_choices() {
             () = server.until(|running, waiting| running + waiting >= 20) => {}
         }
         drop(request);
-        server.controls.release();
+        server.controls.hold_after(1);
         server.idle().await;
         assert_eq!(server.metric("vllm:request_success_total{finished_reason=\"abort\"}").await, 20.0);
     }
@@ -73,7 +80,7 @@ async fn a_client_that_leaves_while_waiting_frees_all_choices() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_queue_is_503_with_retry_after_and_counted() {
     let server = Server::with(|_, engine| (engine.max_num_seqs, engine.max_num_queued_reqs) = (1, 1));
-    server.controls.hold();
+    server.controls.hold_after(0);
     let bodies = [long(false), long(false)];
     let (first, second) = (server.open(&bodies[0]), server.open(&bodies[1]));
     let refused = async {
@@ -92,24 +99,21 @@ async fn a_full_queue_is_503_with_retry_after_and_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failed_device_is_500_before_the_first_token_and_an_event_after_it() {
     let server = Server::new();
+    server.controls.hold_after(1);
     let streaming = server.open(&long(true)).await;
-    assert_eq!(streaming.status().as_u16(), 200);
-    server.controls.hold();
-    let whole = async { server.complete(long(false)).await };
+    assert_eq!(streaming.status().as_u16(), 200, "it has its first token");
     let fail = async {
-        server.until(|running, waiting| running + waiting >= 1).await;
+        server.until(|running, waiting| running + waiting == 2).await;
         server.controls.fail();
         server.controls.release();
     };
-    let (whole, ()) = tokio::join!(whole, fail);
-    // The first request may have ended before the step was held; the second never had a token or was refused.
-    assert!([500, 503].contains(&whole.status.as_u16()), "{}", whole.body);
+    let (whole, ()) = tokio::join!(server.complete(long(false)), fail);
+    whole.refused(500);
     let bytes = axum::body::to_bytes(streaming.into_body(), usize::MAX).await.expect("the body ends");
     let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
-    if !text.contains("\"length\"") {
-        assert!(!text.contains("[DONE]"), "{text}");
-        assert!(text.trim_end().lines().last().is_some_and(|line| line.contains("\"error\"")), "{text}");
-    }
+    assert!(!text.contains("[DONE]"), "{text}");
+    assert!(text.trim_end().lines().last().is_some_and(|line| line.starts_with("data: {\"error\"")), "{text}");
+    assert_eq!(server.metric("vllm:request_success_total{finished_reason=\"error\"}").await, 2.0);
     server.get("/health").await.refused(503);
     server.get("/ready").await.refused(503);
     assert_eq!(server.get("/live").await.status.as_u16(), 200);
@@ -130,6 +134,29 @@ async fn values_that_are_not_finite_end_one_request_only() {
     assert_eq!(good["choices"][0]["text"], server.said(200));
     assert_eq!(server.metric("vllm:corrupted_requests_total").await, 2.0);
     assert_eq!(server.get("/health").await.status.as_u16(), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_is_broken_by_comments_and_every_chunk_has_one_id() {
+    let server = Server::new();
+    server.controls.hold_after(0);
+    // The clock jumps while the engine is held: the headers come without a token after one interval.
+    let mut body = server.open(&long(true)).await.into_body().into_data_stream();
+    let mut next = async || poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await.map(|bytes| bytes.expect("a frame"));
+    for _ in 0..3 {
+        assert_eq!(next().await.as_deref(), Some(&b": keep-alive\n\n"[..]));
+    }
+    server.controls.release();
+    let mut text = String::new();
+    while let Some(bytes) = next().await {
+        text.push_str(std::str::from_utf8(&bytes).expect("whole characters"));
+    }
+    let answer = super::Answer { status: StatusCode::OK, headers: HeaderMap::new(), body: text };
+    let mut events = answer.events();
+    assert_eq!(events.pop(), Some("[DONE]".into()));
+    assert!(events.iter().all(|event| event["id"] == events[0]["id"]));
+    let said: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert_eq!(said, server.said(200));
 }
 
 #[tokio::test]
@@ -176,16 +203,27 @@ async fn metrics_count_what_happened_under_vllms_names() {
 async fn the_drain_lets_running_requests_end_and_refuses_new_ones() {
     let server = Server::new();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
     let (stop, signals) = tokio::sync::mpsc::channel(2);
     let serving = tokio::spawn(crate::serve(listener, Arc::clone(&server.state), signals));
-    let streaming = server.open(&long(true)).await;
+    server.controls.hold_after(1);
+    let mut socket = TcpStream::connect(address).await.expect("the server listens");
+    let body = long(true).to_string();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length";
+    socket.write_all(format!("{head}: {}\r\n\r\n{body}", body.len()).as_bytes()).await.expect("sent");
+    let mut first = [0; 12];
+    socket.read_exact(&mut first).await.expect("the answer begins");
+    assert_eq!(&first, b"HTTP/1.1 200");
     stop.send(()).await.expect("the server listens");
     while server.get("/health").await.status.as_u16() == 200 {
         tokio::task::yield_now().await;
     }
     server.complete(long(false)).await.refused(503);
-    let bytes = axum::body::to_bytes(streaming.into_body(), usize::MAX).await.expect("the body ends");
-    assert!(bytes.ends_with(b"data: [DONE]\n\n"));
+    server.controls.release();
+    let mut rest = Vec::new();
+    socket.read_to_end(&mut rest).await.expect("the answer ends");
+    let rest = String::from_utf8_lossy(&rest);
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
     serving.await.expect("joined").expect("a clean end");
 }
 

@@ -16,7 +16,6 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use runtime::engine::{Engine, EngineConfig};
 use runtime::ids::TokenId;
-use runtime::model::ModelInfo;
 use runtime::text::TextModel;
 use runtime::weights::Checkpoint;
 use serde_json::Value;
@@ -94,14 +93,8 @@ impl Server {
         change(&mut config, &mut engine_config);
         let (script, controls) = Script::new(text.encode(SCRIPT, false, false));
         let engine = Engine::start(move || Ok((Box::new(script), engine_config))).expect("the engine starts");
-        let eos_token_ids = text.eos_token_ids().to_vec();
-        let info =
-            ModelInfo { architecture: "llama", vocab_size: 512, max_position: 512, num_parameters: 0, eos_token_ids };
-        let model = ServedModel {
-            root: "/models/tiny".into(),
-            info,
-            cache_labels: vec![("cache_dtype".into(), "f16".into())],
-        };
+        let model =
+            ServedModel { root: "/models/tiny".into(), cache_labels: vec![("cache_dtype".into(), "f16".into())] };
         Self { state: AppState::new(config, engine, Arc::new(text), model), controls }
     }
 
@@ -135,7 +128,8 @@ impl Server {
         let line = answer.body.lines().find_map(|line| {
             let (name, value) = line.rsplit_once(' ')?;
             let (bare, labels) = name.split_once('{')?;
-            let wanted = series.split_once('{').map_or((series, ""), |(bare, label)| (bare, label.trim_end_matches('}')));
+            let wanted =
+                series.split_once('{').map_or((series, ""), |(bare, label)| (bare, label.trim_end_matches('}')));
             (bare == wanted.0 && labels.contains(wanted.1)).then_some(value)
         });
         line.unwrap_or_else(|| panic!("no {series} in {}", answer.body)).parse().expect("a number")

@@ -99,8 +99,9 @@ async fn completions_refuse_their_own_fields() {
         (json!({"prompt": []}), "prompt"),
         (json!({"prompt": [[]]}), "prompt"),
         (json!({"prompt": [512]}), "prompt"),
-        (json!({"prompt": [-1]}), "prompt"),
+        (json!({"prompt": [-1]}), "prompt[0]"),
         (json!({"prompt": [2_147_483_648u32]}), "prompt"),
+        (json!({"prompt": [[1, "a"]]}), "prompt[0][1]"),
         (json!({"prompt": "a", "max_tokens": 0}), "max_tokens"),
         (json!({"prompt": "a", "logprobs": 6}), "logprobs"),
         (json!({"prompt": "a", "logprobs": true}), "logprobs"),
@@ -205,7 +206,8 @@ async fn paths_methods_and_models_that_are_not_there() {
 #[tokio::test]
 async fn keys_guard_v1_and_nothing_else() {
     let server = Server::with(|config, _| config.api_keys = vec!["first".into(), "second".into()]);
-    let with = |key: &str| Request::get("/v1/models").header("authorization", key).body(Body::empty()).expect("a request");
+    let with =
+        |key: &str| Request::get("/v1/models").header("authorization", key).body(Body::empty()).expect("a request");
     for key in ["Bearer first", "bearer second"] {
         assert_eq!(server.send(with(key)).await.status.as_u16(), 200);
     }

@@ -20,7 +20,8 @@ pub const CORRUPT: TokenId = TokenId(5);
 #[derive(Clone, Debug, Default)]
 pub struct Controls {
     fail: Arc<AtomicBool>,
-    held: Arc<(Mutex<bool>, Condvar)>,
+    /// Steps that may still end; `None` is all.
+    allowed: Arc<(Mutex<Option<u64>>, Condvar)>,
     num_steps: Arc<AtomicU64>,
 }
 
@@ -30,15 +31,16 @@ impl Controls {
         self.fail.store(true, Ordering::SeqCst);
     }
 
-    /// No step ends until `release`.
-    pub fn hold(&self) {
-        *self.held.0.lock().expect("not poisoned") = true;
+    /// After `num_steps` more steps none ends until `release`.
+    pub fn hold_after(&self, num_steps: u64) {
+        *self.allowed.0.lock().expect("not poisoned") = Some(num_steps);
+        self.allowed.1.notify_all();
     }
 
     /// Steps go on.
     pub fn release(&self) {
-        *self.held.0.lock().expect("not poisoned") = false;
-        self.held.1.notify_all();
+        *self.allowed.0.lock().expect("not poisoned") = None;
+        self.allowed.1.notify_all();
     }
 
     /// Steps that were started.
@@ -101,8 +103,11 @@ impl StepRunner for Script {
     }
 
     fn wait(&mut self, output: &mut StepOutput) -> Result<(), DeviceError> {
-        let held = self.controls.held.0.lock().expect("not poisoned");
-        drop(self.controls.held.1.wait_while(held, |held| *held).expect("not poisoned"));
+        let (allowed, changed) = &*self.controls.allowed;
+        let allowed = allowed.lock().expect("not poisoned");
+        let mut allowed = changed.wait_while(allowed, |allowed| *allowed == Some(0)).expect("not poisoned");
+        *allowed = allowed.map(|left| left - 1);
+        drop(allowed);
         if self.controls.fail.load(Ordering::SeqCst) {
             return Err(DeviceError::Failed("on purpose".into()));
         }

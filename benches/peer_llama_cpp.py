@@ -16,8 +16,9 @@ faster). Round 0 warms caches up and is not counted.
 
 Busy neighbours distort even the ratio: llama.cpp's threads spin at a barrier after each operation, and when one of them
 is descheduled its decode falls to a tenth. So each measurement notes what share of the CPUs went to other processes
-while it ran; a round in which that exceeds 10 % is repeated, up to three times as many rounds as asked for, and the
+while it ran; a round in which that exceeds 10 % is repeated, up to twice as many rounds as asked for, and the
 quietest are counted. `other_load` in the output is the worst share among those: distrust a ratio where it is high.
+The server's times are not guarded like this.
 
 Both sides do the same work in each figure, and neither counts loading, tokenising or detokenising:
 
@@ -412,7 +413,7 @@ def measure_server_round(servers, seed):
 def measure(options, ours, tools):
     """The counted rounds: ([{figure: (ours, theirs)}], facts for the report)."""
     tries = []
-    for index in range(3 * options.rounds + 1):
+    for index in range(2 * options.rounds + 1):
         figures, facts = measure_round(ours, tools, options.model, options.threads)
         say(f"round {index}{'' if index else ' (not counted)'}: {show(figures)}  others took {facts['other_load']:.0%}")
         if index:
@@ -512,6 +513,8 @@ def main():
         sys.exit(f"peer_llama_cpp: {error}")
     summary = summarise(rounds)
     print_table(summary)
+    if facts["other_load"] > QUIET:
+        print(f"NOT QUIET: other processes took up to {facts['other_load']:.0%} of the CPUs; do not quote these ratios")
     if options.json:
         print(as_json(summary, facts, options))
 

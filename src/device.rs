@@ -60,6 +60,8 @@ pub fn choose(asked: Option<Device>) -> Result<Device, DeviceError> {
 pub fn open(device: Device, threads: Option<usize>) -> Result<Box<dyn Backend>, DeviceError> {
     Ok(match device {
         Device::Cpu => Box::new(CpuBackend::new(CpuOptions { threads: threads.unwrap_or(0), isa: None })?),
-        Device::Reference => Box::new(ReferenceBackend::new(threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)))),
+        Device::Reference => Box::new(ReferenceBackend::new(
+            threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+        )),
     })
 }

@@ -125,12 +125,12 @@ enum Message {
 /// Whatever is wrong with the files, the flags or the device; nothing keeps running then.
 pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loaded, LoadError> {
     let start = Instant::now();
-    let checkpoint = Checkpoint::open(&options.model)?;
-    let text = TextModel::load(&checkpoint, options.tokenizer.as_deref(), options.chat_template.as_deref())?;
-    let model = match options.dummy_weights {
-        false => model::load(&checkpoint, options.kv_cache_dtype)?,
-        true => model::load_dummy(&checkpoint, options.kv_cache_dtype)?,
+    let checkpoint = match options.dummy_weights {
+        false => Checkpoint::open(&options.model)?,
+        true => Checkpoint::open_dummy(&options.model)?,
     };
+    let text = TextModel::load(&checkpoint, options.tokenizer.as_deref(), options.chat_template.as_deref())?;
+    let model = model::load(&checkpoint, options.kv_cache_dtype)?;
     let info = model.info.clone();
     let config = sizing::engine_config(options, &model)?;
     check_vocabulary(&options.model, &text, &info)?;
@@ -138,7 +138,8 @@ pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loa
     let (sender, messages) = mpsc::channel();
     let device = device::choose(options.device)?;
     let threads = options.threads;
-    let starting = std::thread::spawn(move || Engine::start(move || start_runner(device, threads, &model, config, &sender)));
+    let starting =
+        std::thread::spawn(move || Engine::start(move || start_runner(device, threads, &model, config, &sender)));
     let mut ready = None;
     for message in messages {
         match message {

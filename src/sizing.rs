@@ -21,7 +21,11 @@ pub fn engine_config(options: &Options, model: &Model) -> Result<EngineConfig, L
     if let Some(len) = options.max_model_len
         && len > model.info.max_position
     {
-        return Err(limit("--max-model-len", format!("{len} tokens"), format!("{} tokens (the model's)", model.info.max_position)));
+        return Err(limit(
+            "--max-model-len",
+            format!("{len} tokens"),
+            format!("{} tokens (the model's)", model.info.max_position),
+        ));
     }
     let wanted_len = options.max_model_len.unwrap_or(model.info.max_position);
 
@@ -43,7 +47,11 @@ pub fn engine_config(options: &Options, model: &Model) -> Result<EngineConfig, L
         Some(len) if blocks_per_seq > usable && options.num_gpu_blocks_override.is_none() => {
             let needed = u64::from(blocks_per_seq) * block_bytes;
             let fits = u64::from(usable) * block_bytes;
-            return Err(limit("--max-model-len", format!("{needed} bytes of KV cache for {len} tokens"), format!("{fits} bytes")));
+            return Err(limit(
+                "--max-model-len",
+                format!("{needed} bytes of KV cache for {len} tokens"),
+                format!("{fits} bytes"),
+            ));
         }
         _ => wanted_len.min(usable.saturating_mul(config.block_size)),
     };

@@ -22,7 +22,13 @@ fn asks() -> Vec<Ask> {
     let base = SamplingParams { max_tokens: 12, ignore_eos: true, logprobs: Some(2), ..SamplingParams::default() };
     let greedy = SamplingParams { temperature: 0.0, ..base.clone() };
     let warm = SamplingParams { temperature: 0.8, seed: Some(7), top_k: 40, top_p: 0.9, ..base.clone() };
-    let penalised = SamplingParams { repetition_penalty: 1.3, presence_penalty: 0.5, frequency_penalty: 0.2, seed: Some(9), ..base };
+    let penalised = SamplingParams {
+        repetition_penalty: 1.3,
+        presence_penalty: 0.5,
+        frequency_penalty: 0.2,
+        seed: Some(9),
+        ..base
+    };
     let shared = prompt(3, 40);
     let with_tail = |tail: &[u32]| [shared.as_slice(), tail].concat();
     vec![
@@ -130,7 +136,10 @@ fn fault_14_prompt_logprobs_are_complete_and_the_same_with_a_warm_cache() {
         let cold = answers(&ask_each(&loaded.engine, &asks));
         for (heard, (prompt, _)) in cold.iter().zip(&asks) {
             assert_eq!(heard.prompt_logprobs.len(), prompt.len(), "{what}");
-            assert!(heard.prompt_logprobs[0].is_none() && heard.prompt_logprobs[1..].iter().all(Option::is_some), "{what}");
+            assert!(
+                heard.prompt_logprobs[0].is_none() && heard.prompt_logprobs[1..].iter().all(Option::is_some),
+                "{what}"
+            );
         }
         assert_eq!(answers(&ask_all(&loaded.engine, &asks)), cold, "{what}");
     });
@@ -140,7 +149,8 @@ fn fault_14_prompt_logprobs_are_complete_and_the_same_with_a_warm_cache() {
 fn fault_25_a_seeded_request_does_not_see_unseeded_mates() {
     for device in devices() {
         let loaded = load(&options(fixture("llama-tiny"), device));
-        let seeded: Ask = ((1..20).collect(), SamplingParams { seed: Some(3), max_tokens: 16, ..SamplingParams::default() });
+        let seeded: Ask =
+            ((1..20).collect(), SamplingParams { seed: Some(3), max_tokens: 16, ..SamplingParams::default() });
         let alone = ask_all(&loaded.engine, std::slice::from_ref(&seeded))[0].ids();
         for mates in 1..6 {
             for place in 0..=mates {
@@ -148,7 +158,11 @@ fn fault_25_a_seeded_request_does_not_see_unseeded_mates() {
                     .map(|mate| ((mate + 30..mate + 50).collect(), SamplingParams { seed: None, ..seeded.1.clone() }))
                     .collect();
                 asks.insert(place, seeded.clone());
-                assert_eq!(ask_all(&loaded.engine, &asks)[place].ids(), alone, "{mates} mates, place {place}, {device}");
+                assert_eq!(
+                    ask_all(&loaded.engine, &asks)[place].ids(),
+                    alone,
+                    "{mates} mates, place {place}, {device}"
+                );
             }
         }
     }

@@ -25,7 +25,8 @@ fn files(dir: &str, extension: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     walk(&root.join(dir), extension, &mut found);
     found.sort();
-    let relative = |path: &PathBuf| path.strip_prefix(root).expect("below the root").to_string_lossy().replace('\\', "/");
+    let relative =
+        |path: &PathBuf| path.strip_prefix(root).expect("below the root").to_string_lossy().replace('\\', "/");
     found.iter().map(|path| (relative(path), fs::read_to_string(path).expect("readable source"))).collect()
 }
 
@@ -86,31 +87,37 @@ fn runtime_knows_no_gpu_no_async_no_http() {
 fn scheduling_never_sees_the_model() {
     let side: Vec<_> = ["scheduler", "kv", "sequence", "step", "spec"]
         .iter()
-        .flat_map(|name| files("runtime/src", ".rs").into_iter().filter(move |(path, _)| {
-            path.starts_with(&format!("runtime/src/{name}.rs")) || path.starts_with(&format!("runtime/src/{name}/"))
-        }))
+        .flat_map(|name| {
+            files("runtime/src", ".rs").into_iter().filter(move |(path, _)| {
+                path.starts_with(&format!("runtime/src/{name}.rs")) || path.starts_with(&format!("runtime/src/{name}/"))
+            })
+        })
         .collect();
     assert!(side.len() >= 4, "the rule has something to check");
     let offenders = lines_with(&side, &[], |line| {
-        ["program", "model", "backend", "runner", "weights", "text"].iter().any(|name| {
-            line.contains(&format!("crate::{name}::")) || line.contains(&format!("use crate::{name}"))
-        })
+        ["program", "model", "backend", "runner", "weights", "text"]
+            .iter()
+            .any(|name| line.contains(&format!("crate::{name}::")) || line.contains(&format!("use crate::{name}")))
     });
     none("scheduling imports the model's side", offenders);
 }
 
 #[test]
 fn engine_code_never_sees_text() {
-    let offenders = lines_with(&files("runtime/src", ".rs"), &["runtime/src/text/", "runtime/src/lib.rs"], |line| line.contains("crate::text"));
+    let offenders = lines_with(&files("runtime/src", ".rs"), &["runtime/src/text/", "runtime/src/lib.rs"], |line| {
+        line.contains("crate::text")
+    });
     none("only the outside may import text", offenders);
 }
 
 #[test]
 fn unsafe_stays_in_its_places() {
     let allowed = ["runtime/src/backend/cpu/", "runtime/src/weights/mapping.rs"];
-    let offenders = lines_with(&[files("runtime", ".rs"), files("server", ".rs"), files("src", ".rs")].concat(), &allowed, |line| {
-        line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl")
-    });
+    let offenders = lines_with(
+        &[files("runtime", ".rs"), files("server", ".rs"), files("src", ".rs")].concat(),
+        &allowed,
+        |line| line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl"),
+    );
     none("unsafe outside its places", offenders);
 }
 
@@ -127,7 +134,9 @@ fn the_environment_is_read_in_main_only() {
 fn no_globals() {
     let sources = [files("runtime/src", ".rs"), files("server/src", ".rs"), files("src", ".rs")].concat();
     let offenders = lines_with(&sources, &[], |line| {
-        ["static mut ", "thread_local!", "lazy_static!", "OnceLock<", "LazyLock<"].iter().any(|word| line.contains(word))
+        ["static mut ", "thread_local!", "lazy_static!", "OnceLock<", "LazyLock<"]
+            .iter()
+            .any(|word| line.contains(word))
     });
     none("global state", offenders);
 }
@@ -149,7 +158,13 @@ fn ignored_tests_are_explained_in_the_readme() {
 fn fixtures_stay_small() {
     fn bytes(dir: &Path) -> u64 {
         let entries = fs::read_dir(dir).expect("fixtures").flatten();
-        entries.map(|entry| if entry.path().is_dir() { bytes(&entry.path()) } else { entry.metadata().expect("metadata").len() }).sum()
+        entries
+            .map(
+                |entry| {
+                    if entry.path().is_dir() { bytes(&entry.path()) } else { entry.metadata().expect("metadata").len() }
+                },
+            )
+            .sum()
     }
     let total = bytes(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
     assert!(total < 10 << 20, "tests/fixtures holds {total} bytes, limit 10 MiB");

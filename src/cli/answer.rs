@@ -103,7 +103,9 @@ pub fn answer(loaded: &Loaded, question: Question, mut show: impl FnMut(&str) ->
                 }
             }
             Event::Token { .. } => {}
-            Event::Finished { reason, .. } => finish_reason = if gathered.stopped { FinishReason::Stop } else { reason },
+            Event::Finished { reason, .. } => {
+                finish_reason = if gathered.stopped { FinishReason::Stop } else { reason }
+            }
             Event::Failed(message) => bail!("the engine failed: {message}"),
         }
     }

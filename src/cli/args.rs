@@ -49,7 +49,8 @@ fn normalise(argument: OsString) -> OsString {
 /// Gives every flag of every subcommand its environment twin.
 fn with_environment(command: clap::Command) -> clap::Command {
     let twin = |arg: clap::Arg| {
-        let Some(name) = arg.get_long().map(|long| format!("KITTIWAKE_{}", long.replace('-', "_").to_uppercase())) else {
+        let Some(name) = arg.get_long().map(|long| format!("KITTIWAKE_{}", long.replace('-', "_").to_uppercase()))
+        else {
             return arg;
         };
         match name.as_str() {
@@ -76,8 +77,8 @@ fn config_path(arguments: &[OsString]) -> Option<OsString> {
 /// The flags that a YAML mapping stands for: scalars, lists (one flag per entry), mappings (as JSON).
 fn config_flags(path: &Path) -> anyhow::Result<Vec<String>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
-    let values: serde_json::Map<String, serde_json::Value> =
-        serde_yaml_ng::from_str(&text).with_context(|| format!("--config {}: expected a mapping of flags", path.display()))?;
+    let values: serde_json::Map<String, serde_json::Value> = serde_yaml_ng::from_str(&text)
+        .with_context(|| format!("--config {}: expected a mapping of flags", path.display()))?;
     let mut flags = Vec::new();
     for (key, value) in values {
         match value {

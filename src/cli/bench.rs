@@ -124,7 +124,11 @@ fn print(args: &BenchArgs, report: &Report) -> anyhow::Result<()> {
 }
 
 /// The median of `rounds` measurements after one that is thrown away; `None` when there is nothing to measure.
-fn median(rounds: u32, tokens: u32, mut measure: impl FnMut(u32) -> anyhow::Result<f64>) -> anyhow::Result<Option<f64>> {
+fn median(
+    rounds: u32,
+    tokens: u32,
+    mut measure: impl FnMut(u32) -> anyhow::Result<f64>,
+) -> anyhow::Result<Option<f64>> {
     if tokens == 0 {
         return Ok(None);
     }
@@ -142,10 +146,14 @@ fn measure(loaded: &Loaded, batch: u32, prompt: u32, output: u32, round: u32) ->
     let mut requests: Vec<(Request, Box<dyn runtime::request::EventSink>)> = Vec::new();
     for sequence in 0..batch {
         let id = engine.next_id();
-        let prompt: Arc<[TokenId]> = (0..prompt).map(|i| scrambled(round, sequence, i, loaded.info.vocab_size)).collect();
+        let prompt: Arc<[TokenId]> =
+            (0..prompt).map(|i| scrambled(round, sequence, i, loaded.info.vocab_size)).collect();
         let request = Request { id, prompt, params: params.clone(), cache_salt: None };
         let sender = sender.clone();
-        requests.push((request, Box::new(move |event: Event| sender.send((sequence as usize, Instant::now(), event)).is_ok())));
+        requests.push((
+            request,
+            Box::new(move |event: Event| sender.send((sequence as usize, Instant::now(), event)).is_ok()),
+        ));
     }
     drop(sender);
     let start = Instant::now();
@@ -167,11 +175,15 @@ fn measure(loaded: &Loaded, batch: u32, prompt: u32, output: u32, round: u32) ->
     if waiting.contains(&true) {
         bail!("a sequence ended without a token");
     }
-    Ok(Measured { until_first_tokens_s: (first - start).as_secs_f64(), after_first_tokens_s: (last - first).as_secs_f64() })
+    Ok(Measured {
+        until_first_tokens_s: (first - start).as_secs_f64(),
+        after_first_tokens_s: (last - first).as_secs_f64(),
+    })
 }
 
 /// A token id that differs by round, sequence and place: a hash, so that no two prompts share a prefix.
 fn scrambled(round: u32, sequence: u32, place: u32, vocab_size: u32) -> TokenId {
-    let mixed = (u64::from(round) << 40 ^ u64::from(sequence) << 20 ^ u64::from(place)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed =
+        (u64::from(round) << 40 ^ u64::from(sequence) << 20 ^ u64::from(place)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     TokenId((mixed >> 33) as u32 % vocab_size)
 }

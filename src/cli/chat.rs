@@ -79,7 +79,12 @@ fn opening(args: &ChatArgs) -> Vec<Value> {
 fn turn(args: &ChatArgs, loaded: &Loaded, conversation: &mut Vec<Value>, message: &str) -> anyhow::Result<Answer> {
     conversation.push(json!({"role": "user", "content": message}));
     let messages = Value::Array(conversation.clone());
-    let chat = ChatInput { messages: &messages, add_generation_prompt: true, continue_final_message: false, kwargs: &Map::new() };
+    let chat = ChatInput {
+        messages: &messages,
+        add_generation_prompt: true,
+        continue_final_message: false,
+        kwargs: &Map::new(),
+    };
     let params = args.sampling.params(&loaded.text);
     let stream = TextStreamOptions {
         stop: args.sampling.stop.clone(),

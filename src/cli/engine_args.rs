@@ -112,10 +112,14 @@ impl EngineArgs {
     /// The model is not there, or a flag asks for what this build does not have.
     pub fn options(&self, model: &str, seed: u64) -> anyhow::Result<Options> {
         if self.gpu_memory_utilization.is_some() {
-            bail!("--gpu-memory-utilization: the CPU backends have no device memory of their own; use --kv-cache-memory-bytes");
+            bail!(
+                "--gpu-memory-utilization: the CPU backends have no device memory of their own; use --kv-cache-memory-bytes"
+            );
         }
         if !self.enable_chunked_prefill {
-            bail!("--no-enable-chunked-prefill: prompts are always computed in chunks; raise --max-num-batched-tokens for larger ones");
+            bail!(
+                "--no-enable-chunked-prefill: prompts are always computed in chunks; raise --max-num-batched-tokens for larger ones"
+            );
         }
         if !self.enforce_eager {
             bail!("--no-enforce-eager: the CPU backends record no device graphs");
@@ -124,7 +128,9 @@ impl EngineArgs {
         let is_gguf = path.is_file();
         match self.load_format {
             LoadFormat::Gguf if !is_gguf => bail!("--load-format gguf: {} is not a file", path.display()),
-            LoadFormat::Safetensors if is_gguf => bail!("--load-format safetensors: {} is not a directory", path.display()),
+            LoadFormat::Safetensors if is_gguf => {
+                bail!("--load-format safetensors: {} is not a directory", path.display())
+            }
             _ => {}
         }
         let mut options = Options::new(path);
@@ -221,13 +227,15 @@ impl FromStr for Bytes {
 fn scaled(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.char_indices().next_back() {
         Some((at, suffix)) if suffix.is_ascii_alphabetic() => {
-            let power = "kmgt".find(suffix.to_ascii_lowercase()).ok_or(format!("unknown suffix '{suffix}'"))? as u32 + 1;
+            let power =
+                "kmgt".find(suffix.to_ascii_lowercase()).ok_or(format!("unknown suffix '{suffix}'"))? as u32 + 1;
             let base: u64 = if suffix.is_ascii_lowercase() { 1000 } else { 1024 };
             (&text[..at], base.pow(power))
         }
         _ => (text, 1),
     };
-    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is not a whole number with an optional suffix k, m, g, t"))?;
+    let number: u64 =
+        digits.parse().map_err(|_| format!("'{text}' is not a whole number with an optional suffix k, m, g, t"))?;
     number.checked_mul(factor).ok_or(format!("'{text}' is too large"))
 }
 

@@ -18,7 +18,10 @@ pub fn locate(model: &str, download_dir: &Path) -> anyhow::Result<PathBuf> {
     if model == "demo" {
         let path = download_dir.join(DEMO_FILE);
         if !path.is_file() {
-            bail!("the demo model is not at {}; run examples/quickstart.sh once, or point --download-dir at it", path.display());
+            bail!(
+                "the demo model is not at {}; run examples/quickstart.sh once, or point --download-dir at it",
+                path.display()
+            );
         }
         return Ok(path);
     }

@@ -68,7 +68,8 @@ impl FromStr for LogitBias {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text.split_once('=').and_then(|(id, bias)| Some(Self(TokenId(id.parse().ok()?), bias.parse().ok()?)));
+        let parsed =
+            text.split_once('=').and_then(|(id, bias)| Some(Self(TokenId(id.parse().ok()?), bias.parse().ok()?)));
         parsed.ok_or_else(|| format!("'{text}' is not ID=BIAS"))
     }
 }

@@ -68,7 +68,8 @@ pub fn ask_all(engine: &Engine, asks: &[Ask]) -> Vec<Heard> {
         .enumerate()
         .map(|(index, (prompt, params))| {
             let prompt: Vec<TokenId> = prompt.iter().copied().map(TokenId).collect();
-            let request = Request { id: engine.next_id(), prompt: prompt.into(), params: params.clone(), cache_salt: None };
+            let request =
+                Request { id: engine.next_id(), prompt: prompt.into(), params: params.clone(), cache_salt: None };
             let sender = sender.clone();
             (request, Box::new(move |event| sender.send((index, event)).is_ok()) as Box<dyn EventSink>)
         })

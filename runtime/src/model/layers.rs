@@ -13,7 +13,7 @@ use crate::program::{
     Activation, KvDtype, LinearPart, Op, Plane, Program, RopePairing, RowDim, SlotInfo, StateSpec, View, WeightInfo,
     check::check,
 };
-use crate::weights::{Checkpoint, Container, HostTensor};
+use crate::weights::{Checkpoint, Container, HostTensor, WeightFormat};
 
 /// One tensor's names, without `.weight` or `.bias`; `{i}` is the layer.
 pub(super) struct Name {
@@ -131,16 +131,15 @@ impl<'a> Builder<'a> {
     /// Rows of the embedding; a config that says another number is wrong.
     fn vocab_size(&self, house: &str, config: &DecoderConfig) -> Result<u32, LoadError> {
         let name = self.file_name(house, "weight");
-        let tensor = self.checkpoint.tensors.get(&name);
-        let tensor = tensor.ok_or_else(|| self.tensor_error(&name, "a matrix", "nothing"))?;
-        let rows = tensor.shape.first().and_then(|&rows| u32::try_from(rows).ok()).unwrap_or(0);
+        let shape = match self.checkpoint.tensors.get(&name) {
+            Some(tensor) => tensor.shape.as_slice(),
+            None if self.checkpoint.dummy => &[config.vocab_size.unwrap_or(0) as usize],
+            None => return Err(self.tensor_error(&name, "a matrix", "nothing")),
+        };
+        let rows = shape.first().and_then(|&rows| u32::try_from(rows).ok()).unwrap_or(0);
         let expected = config.vocab_size.unwrap_or(rows);
         if rows == 0 || rows != expected {
-            return Err(self.tensor_error(
-                &name,
-                format!("{expected} rows (vocab_size)"),
-                format!("{:?}", tensor.shape),
-            ));
+            return Err(self.tensor_error(&name, format!("{expected} rows (vocab_size)"), format!("{shape:?}")));
         }
         if let Some(id) = config.eos_token_ids.iter().find(|id| id.0 >= rows) {
             return Err(LoadError::Config {
@@ -159,8 +158,10 @@ impl<'a> Builder<'a> {
     /// Binds a tensor of the file under a house name, once.
     fn bind(&mut self, house: &str, file_name: String, shape: &[u32]) -> Result<WeightId, LoadError> {
         let expected: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
-        let Some(tensor) = self.checkpoint.tensors.get(&file_name) else {
-            return Err(self.tensor_error(&file_name, format!("shape {expected:?}"), "nothing"));
+        let tensor = match self.checkpoint.tensors.get(&file_name) {
+            Some(tensor) => tensor.clone(),
+            None if self.checkpoint.dummy => made_up(&file_name, expected.clone(), self.weights.len() as u64),
+            None => return Err(self.tensor_error(&file_name, format!("shape {expected:?}"), "nothing")),
         };
         if tensor.shape != expected {
             return Err(self.tensor_error(&file_name, format!("shape {expected:?}"), format!("{:?}", tensor.shape)));
@@ -168,7 +169,7 @@ impl<'a> Builder<'a> {
         if shape.len() == 1 && tensor.format.block_len() != 1 {
             return Err(self.tensor_error(&file_name, "a vector of floats", format!("{:?}", tensor.format)));
         }
-        let id = self.add(house, tensor.clone());
+        let id = self.add(house, tensor);
         self.bound.insert(file_name, id);
         Ok(id)
     }
@@ -323,4 +324,16 @@ impl<'a> Builder<'a> {
         };
         Ok(Model { program: self.program, weights: self.weights, info })
     }
+}
+
+/// A tensor for `--load-format dummy`: bf16, matrices uniform in ±0.05 (by a 64-bit LCG, the same every time), vectors 1.
+fn made_up(name: &str, shape: Vec<usize>, seed: u64) -> HostTensor {
+    let (len, is_vector) = (shape.iter().product::<usize>(), shape.len() == 1);
+    let mut state = seed;
+    let values = (0..len).flat_map(|_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let uniform = (state >> 40) as f32 / (1u32 << 24) as f32;
+        half::bf16::from_f32(if is_vector { 1.0 } else { 0.1 * uniform - 0.05 }).to_le_bytes()
+    });
+    HostTensor::owned(name, WeightFormat::Bf16, shape, values.collect::<Vec<u8>>())
 }

@@ -54,7 +54,7 @@ fn hf(config: Value) -> Checkpoint {
         ("model.layers.{i}.mlp.down_proj.weight", &[HIDDEN, INTERMEDIATE]),
     ]);
     let container = Container::HuggingFace { config, generation_config: None };
-    Checkpoint { path: PathBuf::from("model"), container, tensors }
+    Checkpoint { path: PathBuf::from("model"), container, tensors, dummy: false }
 }
 
 fn gguf() -> Checkpoint {
@@ -88,7 +88,7 @@ fn gguf() -> Checkpoint {
     }
     set("llama.attention.layer_norm_rms_epsilon", MetaValue::Float(1e-5));
     let metadata = Metadata { path: PathBuf::from("m.gguf"), values };
-    Checkpoint { path: PathBuf::from("m.gguf"), container: Container::Gguf(metadata), tensors }
+    Checkpoint { path: PathBuf::from("m.gguf"), container: Container::Gguf(metadata), tensors, dummy: false }
 }
 
 /// A llama of two layers and a vocabulary of 20 for tests elsewhere.

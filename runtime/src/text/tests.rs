@@ -44,8 +44,12 @@ fn with(mut meta: Metadata, key: &str, value: MetaValue) -> Metadata {
 }
 
 fn load(meta: Metadata, template: Option<&str>) -> Result<TextModel, LoadError> {
-    let checkpoint =
-        Checkpoint { path: "test.gguf".into(), container: Container::Gguf(meta), tensors: Default::default() };
+    let checkpoint = Checkpoint {
+        path: "test.gguf".into(),
+        container: Container::Gguf(meta),
+        tensors: Default::default(),
+        dummy: false,
+    };
     TextModel::load(&checkpoint, None, template)
 }
 

@@ -41,6 +41,8 @@ pub struct Checkpoint {
     pub container: Container,
     /// By the name in the file.
     pub tensors: HashMap<String, HostTensor>,
+    /// Tensors that are absent are made up: right shapes, random values.
+    pub dummy: bool,
 }
 
 impl Checkpoint {
@@ -58,11 +60,23 @@ impl Checkpoint {
         } else {
             return Err(io_error(path, std::io::Error::other("neither a file nor a directory")));
         };
-        Ok(Self { path: path.to_path_buf(), container, tensors })
+        Ok(Self { path: path.to_path_buf(), container, tensors, dummy: false })
+    }
+
+    /// Opens a Hugging Face directory's configuration only: `model::load` makes up the weights (`--load-format dummy`).
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_dummy(dir: &Path) -> Result<Self, LoadError> {
+        Ok(Self { path: dir.to_path_buf(), container: read_configs(dir)?, tensors: HashMap::new(), dummy: true })
     }
 }
 
 fn open_directory(dir: &Path) -> Result<(Container, HashMap<String, HostTensor>), LoadError> {
+    Ok((read_configs(dir)?, safetensors::open(dir)?))
+}
+
+fn read_configs(dir: &Path) -> Result<Container, LoadError> {
     let config = dir.join(CONFIG);
     if !config.exists() {
         return Err(LoadError::Config {
@@ -75,7 +89,7 @@ fn open_directory(dir: &Path) -> Result<(Container, HashMap<String, HostTensor>)
     let generation_config = dir.join(GENERATION_CONFIG);
     let generation_config =
         generation_config.exists().then(|| read_json(&generation_config, MAX_CONFIG_BYTES)).transpose()?;
-    Ok((Container::HuggingFace { config, generation_config }, safetensors::open(dir)?))
+    Ok(Container::HuggingFace { config, generation_config })
 }
 
 fn io_error(path: &Path, source: std::io::Error) -> LoadError {

@@ -50,6 +50,11 @@ impl ChatTemplate {
         // No chat template needs it, and it is quadratic in the depth of a value.
         env.remove_filter("pprint");
         env.add_filter("tojson", to_json);
+        env.add_filter("indent", indent);
+        // As in Python: templates write `tools is iterable and tools | length > 0`.
+        env.add_test("iterable", |value: &Value| {
+            matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable)
+        });
         env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
@@ -153,6 +158,28 @@ fn without_generation_tags(source: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+/// Jinja's `indent`: unlike the engine's own it keeps a line break at the end.
+fn indent(state: &State, text: &str, width: Option<usize>, options: Kwargs) -> Result<String, Error> {
+    let width = width.or(options.get("width")?).unwrap_or(4);
+    let first = options.get::<Option<bool>>("first")?.unwrap_or(false);
+    let blank = options.get::<Option<bool>>("blank")?.unwrap_or(false);
+    options.assert_all_used()?;
+    let num_lines = text.split('\n').count();
+    state.consume_fuel((width.saturating_mul(num_lines) / 64) as u64)?;
+    let mut out = String::new();
+    for (index, line) in text.split('\n').enumerate() {
+        if index > 0 {
+            out.push('\n');
+        }
+        let indented = if index == 0 { first } else { blank || !line.is_empty() };
+        if indented {
+            out.push_str(&" ".repeat(width));
+        }
+        out.push_str(line);
+    }
+    Ok(out)
 }
 
 /// `json.dumps` with Hugging Face's defaults: ", " and ": ", no escaping of letters.

@@ -224,6 +224,15 @@ fn templates_follow_hugging_face() {
             "8",
         ),
         ("a\n  {%- generation -%}  b  {%- endgeneration %}  c{% generation %}d{% endgeneration %}", "ab  cd"),
+        (
+            "{{ none is iterable }} {{ 'a' is iterable }} {{ [] is iterable }} {{ missing is iterable }}",
+            "False True True False",
+        ),
+        (
+            "{% for i in [1, 2] %}{{ loop.previtem | default('-') }}{{ loop.nextitem | default('-') }} {% endfor %}",
+            "-2 1- ",
+        ),
+        ("{{ 'a\n\nb\n' | indent(2, first=true) }}|{{ 'a\nb' | indent }}", "  a\n\n  b\n|a\n    b"),
         ("{{ strftime_now('%Y') | length }}", "4"),
         ("{{ bos_token is defined }}{{ messages[-1].content.split('<b>')[0] }}", "False Hi "),
         (
@@ -278,6 +287,7 @@ fn fault_19_templates_end_in_bounded_work() {
         // A value so deep that dropping, comparing or printing it needs a deep stack.
         "{% set ns = namespace(l=1, m=1) %}{% for a in range(99999) %}{% set ns.l = [ns.l] %}{% set ns.m = [ns.m] %}{% endfor %}{{ ns.l == ns.m }}{{ ns.l }}{{ raise_exception('deep') }}",
         "{% set ns = namespace(l=1) %}{% for a in range(99999) %}{% for b in range(9) %}{% set ns.l = [ns.l] %}{% endfor %}{% endfor %}",
+        "{{ 'a\n' | indent(999999999999, first=true) }}",
         "{{ range(99999) | list | tojson(separators=['x' * 99999, ':']) }}",
     ];
     for template in hostile {

@@ -91,7 +91,7 @@ pub fn answer(loaded: &Loaded, question: Question, mut show: impl FnMut(&str) ->
             Event::Token { id: token, logprobs } if !gathered.stopped => {
                 first_token.get_or_insert_with(Instant::now);
                 gathered.tokens.push(token);
-                gathered.logprobs.extend(logprobs);
+                gathered.logprobs.extend(logprobs.map(|boxed| *boxed));
                 let delta = if params.is_stop(token) { stream.push_stop_token(token) } else { stream.push(token) };
                 gathered.stopped = delta.stop.is_some();
                 gathered.text.push_str(&delta.text);
@@ -120,7 +120,7 @@ pub fn answer(loaded: &Loaded, question: Question, mut show: impl FnMut(&str) ->
     Ok(Answer {
         logprobs: params.logprobs.map(|_| {
             let entries = gathered.tokens.iter().zip(gathered.logprobs);
-            entries.map(|(&id, logprobs)| entry(id, *logprobs)).collect()
+            entries.map(|(&id, logprobs)| entry(id, logprobs)).collect()
         }),
         prompt_logprobs: params.prompt_logprobs.map(|_| {
             let entries = prompt_ids.iter().zip(gathered.prompt_logprobs);
@@ -145,7 +145,7 @@ struct Gathered {
     cached_tokens: usize,
     prompt_logprobs: Vec<Option<TokenLogprobs>>,
     tokens: Vec<TokenId>,
-    logprobs: Vec<Box<TokenLogprobs>>,
+    logprobs: Vec<TokenLogprobs>,
     text: String,
     stopped: bool,
 }

@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn underscores_and_no_flags_are_accepted() {
         assert_eq!(run(&["m_o_d", "--max_model_len", "9", "--no-enable-prefix-caching"]), (9, false, vec![]));
-        assert_eq!(run(&["m_o_d", "--no_enable_prefix_caching", "--enable-prefix-caching"]).1, true);
+        assert!(run(&["m_o_d", "--no_enable_prefix_caching", "--enable-prefix-caching"]).1);
         assert_eq!(run(&["m_o_d", "--max_model_len=11"]).0, 11);
     }
 

@@ -10,6 +10,8 @@
 //! any chunking, tile or batch gives the same bits. Tolerance: 1e-5 relative, from the order of sums and `exp`.
 //! Limits: none on head_dim or block size; multiples of 16 are fast.
 
+#![allow(clippy::needless_range_loop, reason = "register tiles are indexed side by side")]
+
 use super::memory::Shared;
 use super::repack::Float;
 use super::rows::Columns;

@@ -10,6 +10,8 @@
 //! Limits: quantised in_features are multiples of 32 (the formats' own). Source: llama.cpp's Q8 activations per block,
 //! and its interleaved rows ("repack") for the layout.
 
+#![allow(clippy::needless_range_loop, reason = "register tiles are indexed side by side")]
+
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};

@@ -131,7 +131,7 @@ macro_rules! block {
                 }
                 Group {
                     codes,
-                    scales: std::array::from_fn(|half| self.scales[half % $halves][lane].to_f32()),
+                    scales: std::array::from_fn(|half| self.scales[half.min($halves - 1)][lane].to_f32()),
                     min: self.mins.first().map_or(0.0, |mins| mins[lane].to_f32()),
                 }
             }

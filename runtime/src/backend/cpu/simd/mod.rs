@@ -144,7 +144,7 @@ pub(super) trait Simd: Copy {
 const ROUND: f32 = 12_582_912.0;
 const EXP_LOWEST: f32 = -87.0;
 /// ln 2 in two parts: products of the first with an exponent are exact.
-const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Taylor's coefficients from degree 7 down: the remainder at |r| <= ln 2 / 2 is below 1e-8.
 const EXP_TAYLOR: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];

@@ -28,7 +28,7 @@ Both sides do the same work in each figure, and neither counts loading, tokenisi
     decode      llama-bench -n 128                          the same run: decode is its own pass, from a
                 128 tokens, one at a time, from an          prompt of 1 token
                 empty cache
-    parallel8   llama-batched-bench -npp 128 -ntg 64        --prompt-tokens 128 --output-tokens 64 --batch 8
+    parallel8   llama-batched-bench -npp 128 -ntg 64        --prompt-tokens 128 --output-tokens 64 --depth 128 --batch 8
                 -npl 8: 8 sequences with 128 tokens         64 tokens for each sequence after its 128;
                 each in the cache, then 64 steps of 8       the prefill is not counted
                 rows; all sequences' tokens count
@@ -259,10 +259,10 @@ def number(record, key, command):
     return float(value)
 
 
-def bench_ours(watch, binary, model, threads, prompt_tokens, output_tokens, batch):
+def bench_ours(watch, binary, model, threads, prompt_tokens, output_tokens, depth, batch):
     """One run of `kittiwake bench`, as its record for `batch`."""
     command = [binary, "bench", model, "--threads", threads, "--prompt-tokens", prompt_tokens,
-               "--output-tokens", output_tokens, "--batch", batch, "--json"]
+               "--output-tokens", output_tokens, "--depth", depth, "--batch", batch, "--log-level", "warn", "--json"]
     output = watch(command)
     report = None
     for line in [output, *reversed(output.splitlines())]:
@@ -322,11 +322,11 @@ def measure_round(ours, tools, model, threads):
     """One round A B A B: {figure: (ours, theirs)}, and what the report tells about the round."""
     neighbours = Neighbours()
     watch = neighbours.watch
-    single = bench_ours(watch, ours, model, threads, 512, 128, 1)
+    single = bench_ours(watch, ours, model, threads, 512, 128, 1, 1)
     depth1 = context_of(single, 1)
     # A prompt of one token is what llama-bench -n starts from: its first step feeds BOS into an empty cache.
     prefill, decode = bench_theirs_single(watch, tools, model, threads, 512, 128, depth1 if depth1 > 1 else 0)
-    batch = bench_ours(watch, ours, model, threads, 128, 64, 8)
+    batch = bench_ours(watch, ours, model, threads, 128, 64, 128, 8)
     depth8 = max(1, context_of(batch, 128))
     parallel = bench_theirs_parallel(watch, tools, model, threads, depth8, 64, 8)
     figures = {

@@ -51,13 +51,14 @@ struct Report {
     load_s: f64,
     prompt_tokens: u32,
     output_tokens: u32,
-    depth: u32,
     runs: Vec<Run>,
 }
 
 #[derive(Debug, Serialize)]
 struct Run {
     batch: u32,
+    /// In each sequence's cache when its decode starts.
+    decode_context_tokens: u32,
     prefill_tokens_per_s: Option<f64>,
     decode_tokens_per_s: Option<f64>,
     ttft_s: Option<f64>,
@@ -91,6 +92,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         })?;
         runs.push(Run {
             batch,
+            decode_context_tokens: args.depth,
             prefill_tokens_per_s: prefill.map(|s| f64::from(batch * args.prompt_tokens) / s),
             decode_tokens_per_s: decode.map(|s| f64::from(batch * args.output_tokens) / s),
             ttft_s: prefill,
@@ -102,7 +104,6 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         load_s: loaded.load_time.as_secs_f64(),
         prompt_tokens: args.prompt_tokens,
         output_tokens: args.output_tokens,
-        depth: args.depth,
         runs,
     };
     print(args, &report)

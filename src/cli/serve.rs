@@ -80,6 +80,9 @@ pub struct ServeArgs {
     /// Characters of a prompt that are logged [default: all].
     #[arg(long)]
     max_log_len: Option<usize>,
+    /// What every metric's name begins with.
+    #[arg(long, default_value = "vllm:")]
+    metrics_prefix: String,
     /// Most choices of one request.
     #[arg(long, default_value_t = 128)]
     max_n: u32,
@@ -136,6 +139,7 @@ fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         enable_log_requests: args.enable_log_requests,
         max_log_len: args.max_log_len,
         max_n: args.max_n,
+        metrics_prefix: args.metrics_prefix.clone(),
         trust_request_chat_template: args.trust_request_chat_template,
         default_chat_template_kwargs: match &args.default_chat_template_kwargs {
             Some(text) => json_object("--default-chat-template-kwargs", text)?,

@@ -19,7 +19,7 @@ echo "== demo model"
 python3 examples/fetch_demo.py
 
 echo "== $prompt"
-"$binary" chat demo --log-level warn --message "$prompt"
+"$binary" chat demo --log-level warn --temperature 0 --message "$prompt"
 
 cat <<EOF
 

@@ -396,7 +396,7 @@ fn ranges_are_checked() {
     }
     assert_eq!(refused(&SamplingParams { max_tokens: 0, ..ok.clone() }), "max_tokens");
     assert_eq!(refused(&SamplingParams { min_tokens: 17, ..ok.clone() }), "min_tokens");
-    assert_eq!(refused(&SamplingParams { logprobs: Some(21), ..ok.clone() }), "top_logprobs");
+    assert_eq!(refused(&SamplingParams { logprobs: Some(21), ..ok.clone() }), "logprobs");
     assert_eq!(refused(&SamplingParams { prompt_logprobs: Some(21), ..ok.clone() }), "prompt_logprobs");
     assert_eq!(refused(&SamplingParams { logit_bias: vec![(TokenId(1), f32::NAN)], ..ok.clone() }), "logit_bias");
     let all = SamplingParams { min_tokens: 1, stop_token_ids: (0..VOCAB as u32).map(TokenId).collect(), ..ok };

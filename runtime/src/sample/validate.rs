@@ -1,9 +1,12 @@
 //! The ranges of sampling parameters, which are vLLM's. After this check no id indexes past a row of logits and no row
-//! is masked whole, so that the sampler itself has no errors.
+//! is masked whole, so that the sampler itself has no errors. Called by the engine before a request is queued.
 
 use crate::error::RequestError;
 use crate::ids::TokenId;
 use crate::request::SamplingParams;
+
+/// The user's stop ids are looked through once per token.
+const MAX_STOP_TOKEN_IDS: usize = 1024;
 
 fn check(holds: bool, param: &str, message: impl FnOnce() -> String) -> Result<(), RequestError> {
     if holds { Ok(()) } else { Err(RequestError::invalid(param, message())) }
@@ -17,7 +20,7 @@ impl SamplingParams {
     pub fn validate(&self, vocab_size: u32, max_logprobs: u32) -> Result<(), RequestError> {
         self.check_ranges()?;
         self.check_ids(vocab_size)?;
-        for (param, asked) in [("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+        for (param, asked) in [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
             let asked = asked.unwrap_or(0);
             check(asked <= max_logprobs, param, || format!("{param} must be at most {max_logprobs}, got {asked}"))?;
         }
@@ -59,10 +62,17 @@ impl SamplingParams {
                 format!("{param}: token id {token} is not below the vocabulary size {vocab_size}")
             })
         };
+        let (num_stops, num_biases) = (self.stop_token_ids.len(), self.logit_bias.len());
+        check(num_stops <= MAX_STOP_TOKEN_IDS, "stop_token_ids", || {
+            format!("stop_token_ids may have {MAX_STOP_TOKEN_IDS} entries at most, got {num_stops}")
+        })?;
+        check(num_biases <= vocab_size as usize, "logit_bias", || {
+            format!("logit_bias may have {vocab_size} entries at most, one per token, got {num_biases}")
+        })?;
         self.logit_bias.iter().try_for_each(|&(token, _)| known("logit_bias", token))?;
         self.stop_token_ids.iter().try_for_each(|&token| known("stop_token_ids", token))?;
         // min_tokens masks all stop ids: one id at least must be left to draw.
-        let masked = self.stop_token_ids.len() + self.eos_token_ids.len();
+        let masked = num_stops + self.eos_token_ids.len();
         check(self.min_tokens == 0 || masked < vocab_size as usize, "stop_token_ids", || {
             format!("with min_tokens there must be fewer than {vocab_size} stop ids, got {masked}")
         })

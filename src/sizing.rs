@@ -2,6 +2,7 @@
 //!
 //! Invariant: what a flag asks for is given or refused with the numbers; only an unset `max_model_len` adapts.
 
+use runtime::backend::cpu::available_bytes;
 use runtime::engine::EngineConfig;
 use runtime::error::LoadError;
 use runtime::model::Model;
@@ -61,17 +62,10 @@ pub fn engine_config(options: &Options, model: &Model) -> Result<EngineConfig, L
 /// Bytes for the KV cache: what the flag says, else as much as all sequences at full length need, but at most a quarter of
 /// the memory that the system has to give.
 pub fn kv_cache_bytes(asked: Option<u64>, full_bytes: u64) -> u64 {
-    asked.unwrap_or_else(|| match available_memory_bytes() {
+    asked.unwrap_or_else(|| match available_bytes() {
         Some(available) => full_bytes.min(available / DEFAULT_FRACTION_OF_AVAILABLE),
         None => full_bytes.min(1 << 30),
     })
-}
-
-/// `MemAvailable` of the system; `None` where it does not tell.
-pub fn available_memory_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 fn limit(what: &str, needed: String, limit: String) -> LoadError {

@@ -120,7 +120,7 @@ fn fault_08_preemption_does_not_change_tokens() {
         options.num_gpu_blocks_override = Some(25); // one full sequence and a little more
         let loaded = load(&options);
         assert_eq!(answers(&ask_all(&loaded.engine, &asks())), expected, "{what}");
-        assert!(loaded.engine.stats().num_preemptions > 0, "{what}: nothing was preempted");
+        assert!(loaded.engine.stats().counters.num_preemptions > 0, "{what}: nothing was preempted");
     });
 }
 

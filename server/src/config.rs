@@ -2,6 +2,7 @@
 //!
 //! Invariant: read once at start-up and never changed; a default here is the default of the flag.
 
+use runtime::engine::EngineConfig;
 use runtime::text::GenerationDefaults;
 use serde_json::{Map, Value};
 
@@ -83,6 +84,13 @@ impl Default for ServerConfig {
             generation_defaults: GenerationDefaults::default(),
             num_blocking_threads: 4,
         }
+    }
+}
+
+impl ServerConfig {
+    /// The most choices of one request: more could never be queued at once.
+    pub(crate) fn max_choices(&self, engine: &EngineConfig) -> u32 {
+        self.max_n.min(engine.max_num_seqs.saturating_add(engine.max_num_queued_reqs))
     }
 }
 

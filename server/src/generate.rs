@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use runtime::error::RequestError;
 use runtime::ids::{SeqId, TokenId};
 use runtime::request::{Event, EventSink, FinishReason, Request, SamplingParams, Times, TokenLogprobs};
-use runtime::text::{TextStream, TextStreamOptions};
+use runtime::text::TextStream;
 use tokio::sync::mpsc;
 
 pub use self::job::{Delta, Job, OutputToken, StopCause, TokenCounts};
@@ -82,12 +82,6 @@ impl Generation {
     /// What the engine refuses.
     pub fn start(state: Arc<AppState>, job: Job) -> Result<Self, ApiError> {
         let (sender, events) = mpsc::channel(job.queue_len());
-        let options = TextStreamOptions {
-            stop: job.text.stop.clone(),
-            include_stop: job.text.include_stop,
-            min_tokens: job.params.min_tokens,
-            skip_special: job.text.skip_special,
-        };
         let mut choices = Vec::new();
         let mut requests: Vec<(Request, Box<dyn EventSink>)> = Vec::new();
         for (prompt, (ids, max_tokens)) in job.prompts.iter().enumerate() {
@@ -101,7 +95,7 @@ impl Generation {
                 let request = Request { id: seq, prompt: Arc::clone(ids), params, cache_salt: job.cache_salt.clone() };
                 let choice = choices.len();
                 requests.push((request, Box::new(Sink { choice, sender: sender.clone() })));
-                choices.push(Choice::new(seq, prompt, choice, state.text.stream(&options)));
+                choices.push(Choice::new(seq, prompt, choice, state.text.stream(&job.text)));
             }
         }
         state.engine.submit_all(requests).map_err(|error| {

@@ -50,7 +50,7 @@ pub enum ServeError {
 ///
 /// # Errors
 /// The address is taken, or the device failed.
-pub fn run(config: ServerConfig, engine: Engine, text: Arc<TextModel>, model: ServedModel) -> Result<(), ServeError> {
+pub fn run(config: ServerConfig, engine: Engine, text: TextModel, model: ServedModel) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         // One more: the end of the engine is waited for there.

@@ -21,7 +21,7 @@ use crate::metrics::Metrics;
 #[derive(Debug)]
 pub struct AppState {
     pub(crate) engine: Engine,
-    pub(crate) text: Arc<TextModel>,
+    pub(crate) text: TextModel,
     pub(crate) model: ServedModel,
     pub(crate) config: ServerConfig,
     pub(crate) metrics: Metrics,
@@ -37,7 +37,7 @@ pub struct AppState {
 
 impl AppState {
     /// Puts a server together. Without served names the model's root is its name.
-    pub fn new(mut config: ServerConfig, engine: Engine, text: Arc<TextModel>, model: ServedModel) -> Arc<Self> {
+    pub fn new(mut config: ServerConfig, engine: Engine, text: TextModel, model: ServedModel) -> Arc<Self> {
         if config.served_model_names.is_empty() {
             config.served_model_names.push(model.root.clone());
         }

@@ -6,7 +6,7 @@ use std::io::{BufRead, IsTerminal, Write};
 
 use clap::Args;
 use kittiwake::Loaded;
-use runtime::text::{ChatInput, TextStreamOptions};
+use runtime::text::ChatInput;
 use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, Question, answer};
@@ -86,13 +86,7 @@ fn turn(args: &ChatArgs, loaded: &Loaded, conversation: &mut Vec<Value>, message
         kwargs: &Map::new(),
     };
     let params = args.sampling.params(&loaded.text);
-    let stream = TextStreamOptions {
-        stop: args.sampling.stop.clone(),
-        include_stop: args.sampling.include_stop_str_in_output,
-        min_tokens: params.min_tokens,
-        skip_special: true,
-    };
-    let question = Question { prompt: loaded.text.encode_chat(&chat)?, params, stream };
+    let question = Question { prompt: loaded.text.encode_chat(&chat)?, params, stream: args.sampling.stream_options() };
     let mut out = std::io::stdout();
     let answer = answer(loaded, question, |text| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok())?;
     conversation.push(json!({"role": "assistant", "content": answer.text}));

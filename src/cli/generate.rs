@@ -5,7 +5,6 @@ use std::io::Write;
 use anyhow::bail;
 use clap::Args;
 use runtime::ids::TokenId;
-use runtime::text::TextStreamOptions;
 
 use super::answer::{Question, answer};
 use super::engine_args::EngineArgs;
@@ -49,14 +48,8 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut params = args.sampling.params(&loaded.text);
     params.logprobs = args.logprobs;
     params.prompt_logprobs = args.prompt_logprobs;
-    let stream = TextStreamOptions {
-        stop: args.sampling.stop.clone(),
-        include_stop: args.sampling.include_stop_str_in_output,
-        min_tokens: params.min_tokens,
-        skip_special: true,
-    };
     let mut out = std::io::stdout();
-    let answer = answer(&loaded, Question { prompt, params, stream }, |text| {
+    let answer = answer(&loaded, Question { prompt, params, stream: args.sampling.stream_options() }, |text| {
         // A closed pipe ends the answer.
         args.json || out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
     })?;

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use clap::Args;
 use runtime::ids::TokenId;
 use runtime::request::SamplingParams;
-use runtime::text::TextModel;
+use runtime::text::{TextModel, TextStreamOptions};
 
 /// Sampling options.
 #[derive(Debug, Args)]
@@ -75,6 +75,16 @@ impl FromStr for LogitBias {
 }
 
 impl SamplingArgs {
+    /// How the answer becomes text.
+    pub fn stream_options(&self) -> TextStreamOptions {
+        TextStreamOptions {
+            stop: self.stop.clone(),
+            include_stop: self.include_stop_str_in_output,
+            min_tokens: self.min_tokens,
+            skip_special: true,
+        }
+    }
+
     /// The parameters of a request to this model; ranges are checked by the engine.
     pub fn params(&self, text: &TextModel) -> SamplingParams {
         let model = text.generation_defaults();

@@ -1,7 +1,5 @@
 //! `kittiwake serve`: load a model and answer over HTTP until told to stop.
 
-use std::sync::Arc;
-
 use anyhow::{Context, bail};
 use clap::{ArgAction, Args};
 use runtime::text::GenerationDefaults;
@@ -114,7 +112,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         root: options.model.display().to_string(),
         cache_labels: vec![("cache_dtype".into(), format!("{:?}", options.kv_cache_dtype).to_lowercase())],
     };
-    server::run(config, loaded.engine, Arc::new(loaded.text), model).context("serving")
+    server::run(config, loaded.engine, loaded.text, model).context("serving")
 }
 
 fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {

@@ -17,7 +17,7 @@ use self::worker::{Command, Worker};
 use crate::error::{DeviceError, LoadError, RequestError};
 use crate::ids::SeqId;
 use crate::request::{EventSink, Request};
-use crate::scheduler::SchedulerConfig;
+use crate::scheduler::{Counters, SchedulerConfig};
 use crate::step::StepRunner;
 
 /// The bounds that the engine keeps. Names are vLLM's flags.
@@ -109,24 +109,9 @@ pub struct Stats {
     pub num_used_blocks: u32,
     /// Blocks that sequences can have, block 0 excluded.
     pub num_total_blocks: u32,
-    /// Prompt tokens looked up in the prefix cache.
-    pub prefix_cache_queries_tokens: u64,
-    /// Prompt tokens found there.
-    pub prefix_cache_hits_tokens: u64,
-    /// Sequences thrown back to the queue under memory pressure.
-    pub num_preemptions: u64,
-    /// Prompt tokens computed or found.
-    pub prompt_tokens: u64,
-    /// Tokens drawn.
-    pub generation_tokens: u64,
-    /// Steps run.
-    pub num_steps: u64,
-    /// Tokens computed by all steps.
-    pub step_tokens: u64,
-    /// Requests that ended because their logits were not finite.
-    pub num_corrupted: u64,
-    /// Steps by size: entry i counts steps of at most `2^i` tokens and more than `2^(i-1)`.
-    pub step_tokens_histogram: Vec<u64>,
+    /// What was counted since the start.
+    #[serde(flatten)]
+    pub counters: Counters,
 }
 
 /// Whether the engine takes requests.

@@ -14,7 +14,7 @@ use crate::error::DeviceError;
 use crate::ids::SeqId;
 use crate::kv::KvCacheManager;
 use crate::request::{Event, EventSink, Request};
-use crate::scheduler::{Scheduler, SeqEvent};
+use crate::scheduler::{Counters, Scheduler, SeqEvent};
 use crate::step::{StepOutput, StepRunner};
 
 /// What handles ask of the engine thread.
@@ -62,9 +62,8 @@ impl Worker {
         let scheduler = Scheduler::new(config.scheduler());
         let kv = KvCacheManager::new(config.num_blocks, config.block_size, config.enable_prefix_caching);
         let admission = Admission { health: Health::Ready, num_live: 0, num_queued: 0, num_queued_tokens: 0 };
-        let histogram = scheduler.counters().step_tokens_histogram.clone();
-        let stats =
-            Stats { num_total_blocks: kv.num_total_blocks(), step_tokens_histogram: histogram, ..Stats::default() };
+        let counters = scheduler.counters().clone();
+        let stats = Stats { num_total_blocks: kv.num_total_blocks(), counters, ..Stats::default() };
         let shared = Shared { admission: Mutex::new(admission), stats: Mutex::new(stats) };
         Self {
             scheduler,
@@ -214,20 +213,15 @@ impl Worker {
 
     /// Puts the current numbers where handles read them; before the events that follow from them are told.
     fn publish(&self) {
-        let counters = self.scheduler.counters();
         let mut stats = self.shared.stats();
         stats.num_running = self.scheduler.num_running();
         stats.num_waiting = self.scheduler.num_waiting();
         stats.num_used_blocks = self.kv.num_used_blocks();
-        stats.prefix_cache_queries_tokens = counters.prefix_cache_queries_tokens;
-        stats.prefix_cache_hits_tokens = counters.prefix_cache_hits_tokens;
-        stats.num_preemptions = counters.num_preemptions;
-        stats.prompt_tokens = counters.prompt_tokens;
-        stats.generation_tokens = counters.generation_tokens;
-        stats.num_steps = counters.num_steps;
-        stats.step_tokens = counters.step_tokens;
-        stats.num_corrupted = counters.num_corrupted;
-        stats.step_tokens_histogram.copy_from_slice(&counters.step_tokens_histogram);
+        // The histogram's buffer is kept: this runs every step.
+        let counters = self.scheduler.counters();
+        let mut step_tokens_histogram = std::mem::take(&mut stats.counters.step_tokens_histogram);
+        step_tokens_histogram.copy_from_slice(&counters.step_tokens_histogram);
+        stats.counters = Counters { step_tokens_histogram, ..*counters };
     }
 
     /// Tells every request, also those that still lie in the channel. Scheduler and cache are not touched: they may have

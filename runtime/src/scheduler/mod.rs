@@ -46,7 +46,7 @@ pub struct SeqEvent {
 }
 
 /// Counts since the start; they only grow.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counters {
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_cache_queries_tokens: u64,

@@ -145,8 +145,8 @@ fn requests_hear_their_answers() {
     }
     let stats = engine.stats();
     assert_eq!((stats.num_running, stats.num_waiting, stats.num_used_blocks, stats.num_total_blocks), (0, 0, 0, 32));
-    assert_eq!((stats.prompt_tokens, stats.generation_tokens), (45, 5 + 6 + 7 + 8 + 9));
-    assert_eq!(stats.step_tokens_histogram.iter().sum::<u64>(), stats.num_steps);
+    assert_eq!((stats.counters.prompt_tokens, stats.counters.generation_tokens), (45, 5 + 6 + 7 + 8 + 9));
+    assert_eq!(stats.counters.step_tokens_histogram.iter().sum::<u64>(), stats.counters.num_steps);
     engine.shutdown();
 }
 
@@ -170,7 +170,7 @@ fn fault_15_aborts_while_queued_in_prefill_and_in_decode_free_everything_within_
     }
     let stats = engine.stats();
     assert_eq!((stats.num_running, stats.num_waiting, stats.num_used_blocks), (0, 0, 0));
-    assert_eq!(stats.num_steps, 2, "no step ran for requests that were gone");
+    assert_eq!(stats.counters.num_steps, 2, "no step ran for requests that were gone");
 }
 
 #[test]

@@ -8,9 +8,8 @@ use std::time::Instant;
 
 use runtime::ids::TokenId;
 use runtime::request::{FinishReason, SamplingParams, TokenLogprobs};
+use runtime::text::TextStreamOptions;
 use tokio::sync::Semaphore;
-
-use crate::openai::params::TextOptions;
 
 /// What is to be generated.
 #[derive(Clone, Debug)]
@@ -21,7 +20,7 @@ pub struct Job {
     pub n: u32,
     /// For all choices; `max_tokens` and `seed` are filled in per choice.
     pub params: SamplingParams,
-    pub text: TextOptions,
+    pub text: TextStreamOptions,
     pub cache_salt: Option<Arc<str>>,
     /// Tokens per delta after the first.
     pub interval: u32,

@@ -81,12 +81,17 @@ impl Writer<'_, '_> {
     }
 
     fn step_sizes(&mut self, stats: &Stats) -> Result<(), Error> {
-        let sizes = stats.step_tokens_histogram.iter().enumerate();
+        let sizes = stats.counters.step_tokens_histogram.iter().enumerate();
         let mut buckets: Vec<(f64, u64)> = sizes.map(|(i, count)| ((i as f64).exp2(), *count)).collect();
         buckets.push((f64::MAX, 0));
         let name = format!("{}iteration_tokens_total", self.prefix);
         let mut encoder = self.encoder.encode_descriptor(&name, "Tokens per step", None, MetricType::Histogram)?;
-        encoder.encode_histogram::<NoLabelSet>(stats.step_tokens as f64, stats.num_steps, &buckets, None)
+        encoder.encode_histogram::<NoLabelSet>(
+            stats.counters.step_tokens as f64,
+            stats.counters.num_steps,
+            &buckets,
+            None,
+        )
     }
 }
 
@@ -104,21 +109,25 @@ impl Collector for EngineCollector {
         )?;
         let usage = f64::from(stats.num_used_blocks) / f64::from(stats.num_total_blocks.max(1));
         w.gauge("kv_cache_usage_perc", "KV blocks in use, 0 to 1", usage)?;
-        let hits = stats.prefix_cache_hits_tokens;
-        w.counter("prefix_cache_queries", "Prompt tokens looked up in the cache", stats.prefix_cache_queries_tokens)?;
+        let hits = stats.counters.prefix_cache_hits_tokens;
+        w.counter(
+            "prefix_cache_queries",
+            "Prompt tokens looked up in the cache",
+            stats.counters.prefix_cache_queries_tokens,
+        )?;
         w.counter("prefix_cache_hits", "Prompt tokens found in the cache", hits)?;
-        w.counter("num_preemptions", "Preemptions", stats.num_preemptions)?;
-        w.counter("prompt_tokens", "Prompt tokens computed or found", stats.prompt_tokens)?;
+        w.counter("num_preemptions", "Preemptions", stats.counters.num_preemptions)?;
+        w.counter("prompt_tokens", "Prompt tokens computed or found", stats.counters.prompt_tokens)?;
         w.counter("prompt_tokens_cached", "Prompt tokens found in the cache", hits)?;
-        let computed = stats.prompt_tokens.saturating_sub(hits);
+        let computed = stats.counters.prompt_tokens.saturating_sub(hits);
         w.family(
             "prompt_tokens_by_source",
             "Prompt tokens by where they came from",
             "source",
             &[("local_compute", ConstCounter::new(computed)), ("local_cache_hit", ConstCounter::new(hits))],
         )?;
-        w.counter("generation_tokens", "Tokens drawn", stats.generation_tokens)?;
-        w.counter("corrupted_requests", "Requests whose logits were not finite", stats.num_corrupted)?;
+        w.counter("generation_tokens", "Tokens drawn", stats.counters.generation_tokens)?;
+        w.counter("corrupted_requests", "Requests whose logits were not finite", stats.counters.num_corrupted)?;
         w.step_sizes(&stats)?;
         let name = format!("{}cache_config_info", self.prefix);
         let mut info = w.encoder.encode_descriptor(&name, "Options of the KV cache", None, MetricType::Gauge)?;

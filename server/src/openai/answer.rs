@@ -3,7 +3,7 @@
 //! Invariant: a log-probability on the wire is finite by its type: JSON has no infinity.
 
 use runtime::ids::TokenId;
-use runtime::request::{FinishReason, TokenLogprobs};
+use runtime::request::TokenLogprobs;
 use runtime::text::TextModel;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
@@ -57,11 +57,6 @@ impl Usage {
 /// The usage of a chunk of `choice`, where the request asked for it.
 pub fn chunk_usage(generation: &Generation, choice: usize, delivery: Delivery, details: bool) -> Option<Usage> {
     delivery.continuous_usage.then(|| Usage::new(generation.counts_of(choice), details))
-}
-
-/// The wire's name of a reason.
-pub fn finish_name(reason: FinishReason) -> &'static str {
-    reason.as_str()
 }
 
 impl Serialize for StopCause {

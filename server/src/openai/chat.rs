@@ -7,11 +7,12 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use runtime::ids::TokenId;
+use runtime::request::FinishReason;
 use runtime::text::{ChatInput, ChatTemplate};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::answer::{Head, Usage, finish_name, prompt_logprobs};
+use super::answer::{Head, Usage, prompt_logprobs};
 use super::chat_wire::{AnswerMessage, ChatChoice, ChatChunks, ChatCompletion, chat_logprobs};
 use super::fields::Int;
 use super::messages::{self, Message};
@@ -152,7 +153,7 @@ fn whole(
             index: answer.choice,
             message: AnswerMessage { role: state.config.response_role.clone(), content, refusal: None },
             logprobs: chat_logprobs(&state.text, &answer.tokens),
-            finish_reason: reason.map_or("stop", finish_name),
+            finish_reason: reason.map_or("stop", FinishReason::as_str),
             stop_reason: stop_reason.flatten(),
             token_ids: delivery.return_token_ids.then(|| answer.tokens.iter().map(|token| token.id).collect()),
         }

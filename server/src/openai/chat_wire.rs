@@ -4,11 +4,12 @@
 //! empty content, its last one the only `finish_reason`.
 
 use runtime::ids::TokenId;
+use runtime::request::FinishReason;
 use runtime::text::TextModel;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::answer::{Head, Logprob, Usage, chunk_usage, finish_name};
+use super::answer::{Head, Logprob, Usage, chunk_usage};
 use super::params::Delivery;
 use crate::generate::{Delta, Generation, OutputToken, StopCause};
 use crate::state::AppState;
@@ -169,7 +170,7 @@ impl Chunks for ChatChunks {
             index: delta.choice,
             delta: ChunkDelta { role: None, content: Some(&delta.text) },
             logprobs,
-            finish_reason: reason.map(finish_name),
+            finish_reason: reason.map(FinishReason::as_str),
             stop_reason: stop_reason.flatten(),
             token_ids: self.delivery.return_token_ids.then(|| delta.tokens.iter().map(|token| token.id).collect()),
         }];

@@ -11,7 +11,7 @@ use runtime::text::{TextModel, TextStreamOptions};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::answer::{Head, Logprob, Usage, chunk_usage, finish_name};
+use super::answer::{Head, Logprob, Usage, chunk_usage};
 use super::params::Delivery;
 use crate::generate::{Delta, Generation, OutputToken, StopCause};
 use crate::state::AppState;
@@ -128,7 +128,7 @@ impl CompletionWriter {
         }
         choice.logprobs = (self.echo.logprobs && !logprobs.tokens.is_empty()).then_some(logprobs);
         let (reason, stop_reason) = delta.finish.unzip();
-        choice.finish_reason = reason.map(|reason| if self.echo.only { "length" } else { finish_name(reason) });
+        choice.finish_reason = reason.map(|reason| if self.echo.only { "length" } else { reason.as_str() });
         choice.stop_reason = stop_reason.flatten().filter(|_| !self.echo.only);
         choice
     }

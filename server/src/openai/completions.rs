@@ -69,7 +69,7 @@ fn plan(state: &AppState, bytes: &[u8], arrived: Instant) -> Result<Plan, ApiErr
     }
     let num_choices = prompts.len().saturating_mul(shared.n as usize);
     let bounds = state.engine.config();
-    let most = state.config.max_n.min(bounds.max_num_seqs.saturating_add(bounds.max_num_queued_reqs));
+    let most = state.config.max_choices(bounds);
     if num_choices > most as usize {
         let message = format!("the request has {num_choices} choices, at most {most} are allowed");
         return Err(ApiError::invalid(if shared.n > 1 { "n" } else { "prompt" }, message));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use runtime::engine::EngineConfig;
 use runtime::ids::TokenId;
 use runtime::request::SamplingParams;
-use runtime::text::GenerationDefaults;
+use runtime::text::{GenerationDefaults, TextStreamOptions};
 use serde::Deserialize;
 
 use super::fields::{Id, Int, LogitBias, Strings};
@@ -84,22 +84,11 @@ pub struct Delivery {
     pub return_token_ids: bool,
 }
 
-/// The text side's part of the parameters.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TextOptions {
-    /// Strings that end an answer.
-    pub stop: Vec<String>,
-    /// Leave the matched string (or stop token) in the text.
-    pub include_stop: bool,
-    /// Leave special tokens out of the text.
-    pub skip_special: bool,
-}
-
 /// The shared fields, checked. `params.max_tokens` is what was asked for; `fit` bounds it by the context.
 #[derive(Clone, Debug)]
 pub struct Shared {
     pub params: SamplingParams,
-    pub text: TextOptions,
+    pub text: TextStreamOptions,
     pub delivery: Delivery,
     pub n: u32,
     pub cache_salt: Option<Arc<str>>,
@@ -125,10 +114,9 @@ impl SharedBody {
     /// 400 naming the field.
     pub fn check(self, config: &ServerConfig, engine: &EngineConfig, eos: &[TokenId]) -> Result<Shared, ApiError> {
         let delivery = self.delivery(config)?;
-        let text = self.text_options()?;
         let params = self.sampling(&config.generation_defaults, engine, eos)?;
-        let most = config.max_n.min(engine.max_num_seqs.saturating_add(engine.max_num_queued_reqs));
-        let n = self.n.map_or(Ok(1), |n| integer("n", n, 1, most))?;
+        let text = self.text_options(params.min_tokens)?;
+        let n = self.n.map_or(Ok(1), |n| integer("n", n, 1, config.max_choices(engine)))?;
         if n > 1 && params.is_greedy() {
             return Err(ApiError::invalid(
                 "n",
@@ -177,7 +165,7 @@ impl SharedBody {
         })
     }
 
-    fn text_options(&self) -> Result<TextOptions, ApiError> {
+    fn text_options(&self, min_tokens: u32) -> Result<TextStreamOptions, ApiError> {
         let stop = self.stop.as_ref().map(|stop| stop.0.clone()).unwrap_or_default();
         if stop.len() > MAX_STOP_STRINGS {
             let message = format!("stop may have {MAX_STOP_STRINGS} strings at most, got {}", stop.len());
@@ -187,8 +175,9 @@ impl SharedBody {
             let message = format!("a stop string must have between 1 and {MAX_STOP_CHARS} characters");
             return Err(ApiError::invalid("stop", message));
         }
-        Ok(TextOptions {
+        Ok(TextStreamOptions {
             stop,
+            min_tokens,
             include_stop: self.include_stop_str_in_output.unwrap_or(false),
             skip_special: self.skip_special_tokens.unwrap_or(true),
         })
@@ -204,7 +193,7 @@ impl SharedBody {
         let float = |given: Option<f64>, default: Option<f32>, base: f32| {
             given.map_or(default.unwrap_or(base), |given| given as f32)
         };
-        let params = SamplingParams {
+        Ok(SamplingParams {
             temperature: float(self.temperature, defaults.temperature, base.temperature),
             top_p: float(self.top_p, defaults.top_p, base.top_p),
             top_k: match self.top_k {
@@ -229,16 +218,7 @@ impl SharedBody {
                 .map(|top| integer("prompt_logprobs", top, 0, engine.max_logprobs))
                 .transpose()?,
             ..base
-        };
-        if let Some(id) = params.stop_token_ids.iter().find(|id| id.0 >= engine.vocab_size) {
-            let message = format!("stop_token_ids has {id}, the vocabulary has {} tokens", engine.vocab_size);
-            return Err(ApiError::invalid("stop_token_ids", message));
-        }
-        if let Some((id, _)) = params.logit_bias.iter().find(|(id, _)| id.0 >= engine.vocab_size) {
-            let message = format!("logit_bias has token {id}, the vocabulary has {} tokens", engine.vocab_size);
-            return Err(ApiError::invalid("logit_bias", message));
-        }
-        Ok(params)
+        })
     }
 
     fn biases(&self) -> Vec<(TokenId, f32)> {

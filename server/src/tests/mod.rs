@@ -95,7 +95,7 @@ impl Server {
         let engine = Engine::start(move || Ok((Box::new(script), engine_config))).expect("the engine starts");
         let model =
             ServedModel { root: "/models/tiny".into(), cache_labels: vec![("cache_dtype".into(), "f16".into())] };
-        Self { state: AppState::new(config, engine, Arc::new(text), model), controls }
+        Self { state: AppState::new(config, engine, text, model), controls }
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {

@@ -86,7 +86,7 @@ fn advise_huge(_base: NonNull<u8>, _len: usize) -> bool {
 }
 
 /// Memory that the system could still hand out, in bytes; `None` where it does not tell.
-pub(super) fn available_bytes() -> Option<u64> {
+pub fn available_bytes() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

@@ -20,6 +20,7 @@ mod step;
 mod tests;
 
 pub use isa::Isa;
+pub use memory::available_bytes;
 
 use super::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
 use crate::error::DeviceError;
@@ -123,7 +124,7 @@ impl Backend for CpuBackend {
             weights_bytes: self.weights.arena.used_bytes as u64,
             state_bytes: state as u64,
             activations_bytes: activations as u64,
-            available_bytes: memory::available_bytes(),
+            available_bytes: available_bytes(),
         }
     }
 

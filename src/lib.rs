@@ -167,7 +167,7 @@ fn start_runner(
         max_model_len: config.max_model_len,
         block_size: config.block_size,
         num_blocks: config.num_blocks,
-        max_logit_rows_per_row: config.prompt_logprob_chunk,
+        max_logit_rows: config.max_logit_rows(),
     };
     let device = backend.caps().device.clone();
     let mut report = |done_bytes, total_bytes| {

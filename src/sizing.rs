@@ -12,7 +12,7 @@ use crate::Options;
 /// The part of free memory that the KV cache takes when no flag says otherwise.
 const DEFAULT_FRACTION_OF_AVAILABLE: u64 = 4;
 
-/// Fills in `vocab_size`, `max_model_len` and `num_blocks`.
+/// Fills in `vocab_size`, `max_model_len` and `num_blocks`; what it gives is consistent (`EngineConfig::fit`).
 ///
 /// # Errors
 /// `Limit` where a flag asks for more than the model or the memory allows.
@@ -31,7 +31,8 @@ pub fn engine_config(options: &Options, model: &Model) -> Result<EngineConfig, L
     let wanted_len = options.max_model_len.unwrap_or(model.info.max_position);
 
     let block_bytes: u64 = model.program.states.iter().map(|state| state.block_bytes(config.block_size)).sum();
-    let blocks_per_seq = wanted_len.div_ceil(config.block_size);
+    // The KV of the last token is never needed.
+    let blocks_per_seq = wanted_len.saturating_sub(1).div_ceil(config.block_size);
     let usable = match options.num_gpu_blocks_override {
         Some(blocks) => blocks,
         None => {
@@ -44,19 +45,20 @@ pub fn engine_config(options: &Options, model: &Model) -> Result<EngineConfig, L
         return Err(limit("KV cache", format!("{block_bytes} bytes for one block"), "0 blocks fit".into()));
     }
     config.num_blocks = usable + 1; // block 0 takes the writes of padding
-    config.max_model_len = match options.max_model_len {
-        Some(len) if blocks_per_seq > usable && options.num_gpu_blocks_override.is_none() => {
-            let needed = u64::from(blocks_per_seq) * block_bytes;
-            let fits = u64::from(usable) * block_bytes;
-            return Err(limit(
-                "--max-model-len",
-                format!("{needed} bytes of KV cache for {len} tokens"),
-                format!("{fits} bytes"),
-            ));
-        }
-        _ => wanted_len.min(usable.saturating_mul(config.block_size)),
-    };
-    Ok(config)
+    if let Some(len) = options.max_model_len
+        && blocks_per_seq > usable
+        && options.num_gpu_blocks_override.is_none()
+    {
+        let needed = u64::from(blocks_per_seq) * block_bytes;
+        let fits = u64::from(usable) * block_bytes;
+        return Err(limit(
+            "--max-model-len",
+            format!("{needed} bytes of KV cache for {len} tokens"),
+            format!("{fits} bytes"),
+        ));
+    }
+    config.max_model_len = wanted_len;
+    config.fit()
 }
 
 /// Bytes for the KV cache: what the flag says, else as much as all sequences at full length need, but at most a quarter of

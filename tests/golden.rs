@@ -147,7 +147,7 @@ fn run(backend: &Tested, model: &Model, prompt: &Prompt, chunk: u32) -> (Vec<f32
         max_model_len: 128,
         block_size: BLOCK_SIZE,
         num_blocks: 32,
-        max_logit_rows_per_row: 64,
+        max_logit_rows: 64,
     };
     let mut runner = ModelRunner::new((backend.make)(), model, config, &mut |_, _| {}).expect("the fixture fits");
     let prompt_len = prompt.ids.len() as u32;

@@ -34,8 +34,8 @@ pub struct RunnerConfig {
     pub block_size: u32,
     /// KV blocks, block 0 included.
     pub num_blocks: u32,
-    /// The most logit rows that one row may ask for in one step (prompt log-probabilities come in chunks of it).
-    pub max_logit_rows_per_row: u32,
+    /// Most logit rows of one step.
+    pub max_logit_rows: u32,
 }
 
 /// Runs a model's program on a backend and draws tokens.
@@ -285,11 +285,10 @@ impl RowState {
     }
 }
 
-/// The largest step: a row asks for at least one token and at most `max_logit_rows_per_row` logit rows.
+/// The largest step: a row asks for at least one token.
 fn largest_bucket(config: &RunnerConfig) -> Bucket {
     let tokens = config.max_num_batched_tokens;
-    let logit_rows = config.max_num_seqs.saturating_mul(config.max_logit_rows_per_row.max(1));
-    Bucket { tokens, rows: config.max_num_seqs.min(tokens), logit_rows: logit_rows.min(tokens) }
+    Bucket { tokens, rows: config.max_num_seqs.min(tokens), logit_rows: config.max_logit_rows.min(tokens) }
 }
 
 /// The buckets to compile, ascending; the last holds every step.

@@ -47,7 +47,7 @@ pub struct EngineConfig {
     pub seed: u64,
     /// Most alternatives a request may ask log-probabilities for.
     pub max_logprobs: u32,
-    /// Prompt log-probabilities are computed this many rows at a time.
+    /// Prompt log-probabilities are computed this many positions at a time, or one per row that asks, if that is more.
     pub prompt_logprob_chunk: u32,
 }
 
@@ -84,6 +84,12 @@ impl EngineConfig {
             self.max_model_len = cache_tokens as u32;
         }
         Ok(self)
+    }
+
+    /// Most logit rows of one step: one per sequence, and those that prompt log-probabilities need beyond it.
+    pub fn max_logit_rows(&self) -> u32 {
+        let rows = self.max_num_seqs.saturating_add(self.prompt_logprob_chunk - 1);
+        rows.min(self.max_num_batched_tokens)
     }
 
     fn scheduler(&self) -> SchedulerConfig {

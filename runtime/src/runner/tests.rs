@@ -17,7 +17,7 @@ const CONFIG: RunnerConfig = RunnerConfig {
     max_model_len: 32,
     block_size: 4,
     num_blocks: 32,
-    max_logit_rows_per_row: 4,
+    max_logit_rows: 16,
 };
 
 /// Claims padded buckets and makes the padding real: the inner backend runs as many tokens and rows as the bucket has.

@@ -28,7 +28,7 @@ pub struct SchedulerConfig {
     pub max_num_seqs: u32,
     /// Longest chunk of one prompt in one step; 0: as long as the budget.
     pub long_prefill_token_threshold: u32,
-    /// Most positions of one row in one step whose prompt log-probabilities are computed.
+    /// Most positions of one step whose prompt log-probabilities are computed; each row that asks has one in any case.
     pub prompt_logprob_chunk: u32,
     /// Where requests without a seed get theirs from.
     pub seed: u64,

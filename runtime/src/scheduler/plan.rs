@@ -15,6 +15,8 @@ struct Draft<'a> {
     kv: &'a mut KvCacheManager,
     plan: StepPlan,
     budget_tokens: u32,
+    /// Logit rows that prompts may still ask for, beyond the one that every row has.
+    spare_logit_rows: u32,
     now_us: u64,
 }
 
@@ -26,7 +28,13 @@ impl Scheduler {
     pub fn schedule(&mut self, kv: &mut KvCacheManager, now_us: u64) -> StepPlan {
         assert_eq!(self.in_flight, None, "a step is planned after the last one was applied");
         let plan = std::mem::take(&mut self.spare_plan);
-        let mut draft = Draft { kv, plan, budget_tokens: self.config.max_num_batched_tokens, now_us };
+        let mut draft = Draft {
+            kv,
+            plan,
+            budget_tokens: self.config.max_num_batched_tokens,
+            spare_logit_rows: self.config.prompt_logprob_chunk - 1,
+            now_us,
+        };
         let was_preempted = self.plan_decodes(&mut draft);
         self.plan_prefills(&mut draft);
         if !was_preempted {
@@ -184,7 +192,7 @@ impl Scheduler {
     fn push_work(&mut self, draft: &mut Draft<'_>, slot: SeqSlot, first_new_block: usize) {
         let mut work = self.spare_work.pop().unwrap_or_else(empty_work);
         let sequence = self.sequence(slot);
-        let (length, logits) = self.next_chunk(sequence, draft.budget_tokens);
+        let (length, logits) = self.next_chunk(sequence, draft);
         let covered = sequence.table.blocks().len() as u64 * u64::from(draft.kv.block_size());
         debug_assert!(u64::from(sequence.num_computed + length) <= covered, "positions without a block");
         work.row = sequence.row.expect("only running sequences are planned");
@@ -193,17 +201,20 @@ impl Scheduler {
         work.logits = logits;
         work.new_blocks.extend_from_slice(&sequence.table.blocks()[first_new_block..]);
         draft.budget_tokens -= length;
+        if let LogitRows::All { .. } = logits {
+            draft.spare_logit_rows -= length - 1;
+        }
         draft.plan.work.push(work);
     }
 
     /// How many positions a sequence computes next, and which of them need logits.
-    fn next_chunk(&self, sequence: &Sequence, budget_tokens: u32) -> (u32, LogitRows) {
+    fn next_chunk(&self, sequence: &Sequence, draft: &Draft<'_>) -> (u32, LogitRows) {
         let num_remaining = sequence.num_remaining();
         let threshold = match self.config.long_prefill_token_threshold {
             0 => u32::MAX,
             threshold => threshold,
         };
-        let length = num_remaining.min(budget_tokens).min(threshold);
+        let length = num_remaining.min(draft.budget_tokens).min(threshold);
         if !sequence.wants_prompt_logprobs() {
             return (length, if length == num_remaining { LogitRows::Last } else { LogitRows::None });
         }
@@ -211,7 +222,7 @@ impl Scheduler {
         if num_before > 0 {
             return (length.min(num_before), LogitRows::None);
         }
-        let length = length.min(self.config.prompt_logprob_chunk);
+        let length = length.min(1 + draft.spare_logit_rows);
         (length, LogitRows::All { draw: length == num_remaining })
     }
 }

@@ -107,6 +107,23 @@ fn prompt_logprobs_ask_for_logits_in_chunks_and_skip_the_cache() {
 }
 
 #[test]
+fn prompt_logprobs_of_many_share_one_bound_of_logit_rows() {
+    let mut sim = Sim::new(with(|sizes| sizes.scheduler.prompt_logprob_chunk = 5));
+    let params = SamplingParams { prompt_logprobs: Some(1), ..max_tokens(2) };
+    let texts = [prompt(0..7), prompt(1..8), prompt(2..9)];
+    let ids = texts.each_ref().map(|text| sim.add(text, params.clone()));
+    sim.step();
+    let lengths = |sim: &Sim| sim.last_plan.work.iter().map(|work| work.length).collect::<Vec<_>>();
+    assert_eq!(lengths(&sim), [5, 1, 1], "the oldest takes the chunk, none stands still");
+    sim.step();
+    assert_eq!(lengths(&sim), [2, 4, 1], "what it leaves goes to the next");
+    sim.run();
+    for (id, text) in ids.iter().zip(&texts) {
+        sim.expect_alone(*id, text, &params);
+    }
+}
+
+#[test]
 fn the_oldest_makes_progress_in_every_step_however_many_come_after_it() {
     let mut sim = Sim::new(Sizes::default());
     let text = prompt(0..16).repeat(2);

@@ -50,6 +50,8 @@ pub struct ScriptedRunner {
     pub corrupt_from: Vec<(SeqId, u32)>,
     /// Most tokens of one step.
     pub max_tokens: u32,
+    /// Most logit rows of one step.
+    pub max_logit_rows: u32,
 }
 
 impl ScriptedRunner {
@@ -62,6 +64,7 @@ impl ScriptedRunner {
             outputs: VecDeque::new(),
             corrupt_from: Vec::new(),
             max_tokens: u32::MAX,
+            max_logit_rows: u32::MAX,
         }
     }
 
@@ -130,10 +133,20 @@ impl ScriptedRunner {
     }
 }
 
+fn num_logit_rows(work: &RowWork) -> u32 {
+    match work.logits {
+        LogitRows::None => 0,
+        LogitRows::Last => 1,
+        LogitRows::All { .. } => work.length,
+    }
+}
+
 impl StepRunner for ScriptedRunner {
     fn submit(&mut self, plan: &StepPlan) -> Result<(), DeviceError> {
         let num_tokens: u32 = plan.work.iter().map(|work| work.length).sum();
         assert!(!plan.work.is_empty() && num_tokens <= self.max_tokens, "a step of {num_tokens} tokens");
+        let num_logit_rows: u32 = plan.work.iter().map(num_logit_rows).sum();
+        assert!(num_logit_rows <= self.max_logit_rows, "a step of {num_logit_rows} logit rows");
         let rows: BTreeSet<_> = plan.work.iter().map(|work| work.row).collect();
         assert_eq!(rows.len(), plan.work.len(), "a row is in the plan twice");
         for row in &plan.released {

@@ -59,6 +59,7 @@ impl Sim {
         let max_rows = sizes.scheduler.max_num_seqs;
         let mut runner = ScriptedRunner::new(sizes.vocab_size, sizes.block_size, sizes.num_blocks + 1, max_rows);
         runner.max_tokens = sizes.scheduler.max_num_batched_tokens;
+        runner.max_logit_rows = max_rows + sizes.scheduler.prompt_logprob_chunk - 1;
         Self {
             sizes,
             scheduler: Scheduler::new(sizes.scheduler),

@@ -31,7 +31,12 @@ pub fn locate(model: &str, download_dir: &Path) -> anyhow::Result<PathBuf> {
             return Ok(path.clone());
         }
     }
-    bail!("no model at {} or {} (MODEL is a directory, a .gguf file, or demo)", direct.display(), inside.display())
+    bail!(
+        "no model at {} or {} (MODEL is a directory, a .gguf file, or `demo`, \
+         which examples/quickstart.sh fetches)",
+        direct.display(),
+        inside.display()
+    )
 }
 
 /// The name that `/v1/models` shows when no `--served-model-name` is given.

@@ -36,7 +36,7 @@ pub struct ServeArgs {
     /// Longest request body in bytes; more is 413.
     #[arg(long, default_value_t = 32 << 20)]
     max_body_bytes: usize,
-    /// Sampling defaults: `auto` and a directory read generation_config.json, `vllm` reads nothing.
+    /// Sampling defaults: `auto` reads the model's generation_config.json, `vllm` nothing.
     #[arg(long, default_value = "auto", value_parser = ["auto", "vllm"])]
     generation_config: String,
     /// JSON object over the model's sampling defaults, e.g. '{"temperature": 0.5}'.

@@ -147,18 +147,21 @@ fn what_a_layer_cannot_mean_is_refused_by_name() {
 
 #[test]
 fn a_flag_that_is_not_served_yet_is_refused_not_ignored() {
-    let refused = |arguments: &[&str]| {
-        let name = arguments[0].trim_start_matches("--no-");
-        generate(&[], &[&[&tiny()[..], "--prompt=a"][..], arguments].concat()).refused(&[name]);
+    let refused = |flag: &str, value: &str, named: &str| {
+        generate(&[], &[&tiny(), "--prompt=a", &format!("--{flag}{value}")]).refused(&[named]);
     };
-    refused(&["--gpu-memory-utilization", "0.9"]);
-    refused(&["--device_memory_utilization", "0.9"]);
-    refused(&["--no-enable-chunked-prefill"]);
-    refused(&["--tensor-parallel-size", "2"]);
-    refused(&["--quantization", "awq"]);
-    refused(&["--dtype", "bfloat16"]);
-    refused(&["--revision", "v2"]);
-    refused(&["--scheduling-policy", "priority"]);
-    refused(&["--logprobs-mode", "processed_logprobs"]);
-    refused(&["--kv-cache-dtype", "fp8"]);
+    refused("gpu-memory-utilization", "=0.9", "--gpu-memory-utilization");
+    refused("device_memory_utilization", "=0.9", "--gpu-memory-utilization");
+    refused("no-enable-chunked-prefill", "", "--no-enable-chunked-prefill");
+    for (flag, value) in [
+        ("tensor-parallel-size", "=2"),
+        ("quantization", "=awq"),
+        ("dtype", "=bfloat16"),
+        ("revision", "=v2"),
+        ("scheduling-policy", "=priority"),
+        ("logprobs-mode", "=processed_logprobs"),
+        ("kv-cache-dtype", "=fp8"),
+    ] {
+        refused(flag, value, &format!("--{flag}"));
+    }
 }

@@ -80,7 +80,11 @@ fn tokens(least: i64) -> clap::builder::RangedI64ValueParser<u32> {
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let longest = args.prompt_tokens.max(args.depth + args.output_tokens) + 1;
     let mut options = args.engine.options(&args.model, 0)?;
-    options.engine.max_num_seqs = args.batch.iter().copied().max().unwrap_or(1).max(1);
+    let (largest, budget) = (args.batch.iter().copied().max().unwrap_or(1), options.engine.max_num_batched_tokens);
+    if largest > budget {
+        bail!("--batch {largest}: a step has --max-num-batched-tokens {budget}; raise that too");
+    }
+    options.engine.max_num_seqs = largest;
     options.engine.max_num_queued_reqs = options.engine.max_num_queued_reqs.max(options.engine.max_num_seqs);
     options.max_model_len = options.max_model_len.or(Some(longest));
     let loaded = model::load(&options).with_context(|| {

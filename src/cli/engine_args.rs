@@ -121,6 +121,13 @@ impl EngineArgs {
                 "--no-enable-chunked-prefill: prompts are always computed in chunks; raise --max-num-batched-tokens for larger ones"
             );
         }
+        if self.max_num_batched_tokens < self.max_num_seqs {
+            bail!(
+                "--max-num-batched-tokens {}: a step has a token for each of --max-num-seqs {} sequences; lower that too",
+                self.max_num_batched_tokens,
+                self.max_num_seqs
+            );
+        }
         let path = model::locate(model, &self.download_dir)?;
         let is_gguf = path.is_file();
         match self.load_format {
@@ -144,7 +151,7 @@ impl EngineArgs {
         options.num_gpu_blocks_override = self.num_gpu_blocks_override;
         options.max_model_len = self.max_model_len.0;
         let engine = &mut options.engine;
-        engine.max_num_batched_tokens = self.max_num_batched_tokens.max(self.max_num_seqs);
+        engine.max_num_batched_tokens = self.max_num_batched_tokens;
         engine.max_num_seqs = self.max_num_seqs;
         engine.block_size = self.block_size;
         engine.enable_prefix_caching = self.enable_prefix_caching;

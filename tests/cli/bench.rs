@@ -37,6 +37,7 @@ fn bench_refuses_what_it_cannot_measure() {
     bench(&["--depth", "0"]).refused(&["--depth"]);
     bench(&["--batch", "0"]).refused(&["--batch"]);
     bench(&["--batch", "1,,2"]).refused(&["--batch"]);
+    bench(&["--batch", "1,4096"]).refused(&["--batch 4096", "--max-num-batched-tokens 2048"]);
     bench(&["--prompt-tokens", "512"]).refused(&["a context of 513 tokens", "--prompt-tokens", "limit 512"]);
 }
 

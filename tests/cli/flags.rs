@@ -152,6 +152,8 @@ fn a_flag_that_is_not_served_yet_is_refused_not_ignored() {
     };
     refused("gpu-memory-utilization", "=0.9", "--gpu-memory-utilization");
     refused("device_memory_utilization", "=0.9", "--gpu-memory-utilization");
+    // Less than a token per sequence: the two flags contradict each other.
+    refused("max-num-batched-tokens", "=127", "--max-num-seqs 128");
     refused("no-enable-chunked-prefill", "", "--no-enable-chunked-prefill");
     for (flag, value) in [
         ("tensor-parallel-size", "=2"),

@@ -32,7 +32,10 @@ fn an_absent_model_is_an_error_that_says_what_to_run() {
 fn a_model_that_is_not_whole_is_refused_by_file() {
     let scratch = Scratch::new("broken models");
     let empty = scratch.0.display().to_string();
-    generate(&empty, &[]).refused(&["config.json", &empty]);
+    let said = generate(&empty, &[]).refused(&["config.json"]);
+    assert_eq!(said.matches(&empty).count(), 1, "the path is said once: {said}");
+    let said = generate(&tiny(), &["--tokenizer", "/no/such"]).refused(&["/no/such/tokenizer.json", &tiny()]);
+    assert_eq!(said.matches("No such file").count(), 1, "the cause is said once: {said}");
     let whole = std::fs::read(fixture("gguf/llama-q8_0.gguf")).expect("the fixture");
     for len in [0, 3, 1000, whole.len() / 2, whole.len() - 1] {
         let cut = scratch.file("cut.gguf", &whole[..len]);

@@ -23,7 +23,7 @@ echo "== $prompt"
 
 cat <<EOF
 
-Next:
+Next, in $PWD:
   $binary serve demo     # OpenAI-compatible server on http://127.0.0.1:8000/v1
   $binary chat demo      # talk to it here
 EOF

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that must hold: format, lints, all tests. Installs what the tests need; ends non-zero on any failure.
-#   tests/run.sh [arguments for `cargo test`]
+# Everything that must hold: format, lints, all tests, the quickstart. Installs what the tests need; ends non-zero on any failure.
+#   tests/run.sh [arguments for `cargo test`; with any, the quickstart is left out]
 # Needs the Rust toolchain, a C compiler and Python 3 with pip. Safe to run again, from anywhere.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,3 +23,4 @@ echo "== lints"
 cargo clippy --workspace --all-targets --locked --profile ci -- -D warnings
 echo "== tests"
 cargo test --workspace --locked --profile ci "$@"
+[[ $# -gt 0 ]] || tests/quickstart.sh

@@ -103,6 +103,7 @@ pub fn answer(loaded: &Loaded, question: Question, mut show: impl FnMut(&str) ->
                 }
             }
             Event::Token { .. } => {}
+            Event::Finished { reason: FinishReason::Error, .. } => bail!("the model's logits were not finite"),
             Event::Finished { reason, .. } => {
                 finish_reason = if gathered.stopped { FinishReason::Stop } else { reason }
             }

@@ -4,10 +4,11 @@
 //! until every sequence has its first token; decode is the tokens after that over the time they took, all sequences
 //! together. Prompts differ from run to run, so that the prefix cache never helps.
 
+use std::io::Write;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use kittiwake::Loaded;
 use runtime::ids::TokenId;
@@ -25,16 +26,16 @@ pub struct BenchArgs {
     #[command(flatten)]
     engine: EngineArgs,
     /// Prompt tokens of the prefill measurement; 0 leaves it out.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 512, value_parser = tokens(0))]
     prompt_tokens: u32,
     /// Output tokens of the decode measurement; 0 leaves it out.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = tokens(0))]
     output_tokens: u32,
     /// Context that decode starts at.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 1, value_parser = tokens(1))]
     depth: u32,
     /// Numbers of parallel sequences to measure.
-    #[arg(long, value_delimiter = ',', default_value = "1,8")]
+    #[arg(long, value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     batch: Vec<u32>,
     /// Repeat each measurement and report the median.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -70,20 +71,28 @@ struct Measured {
     after_first_tokens_s: f64,
 }
 
+/// Bounded, so that sums of lengths cannot overflow; models are far shorter.
+fn tokens(least: i64) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(least..=1 << 24)
+}
+
 /// Measures and prints.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let longest = args.prompt_tokens.max(args.depth + args.output_tokens) + 1;
     let mut options = args.engine.options(&args.model, 0)?;
-    options.engine.max_num_seqs = args.batch.iter().copied().max().unwrap_or(1).max(1);
+    let (largest, budget) = (args.batch.iter().copied().max().unwrap_or(1), options.engine.max_num_batched_tokens);
+    if largest > budget {
+        bail!("--batch {largest}: a step has --max-num-batched-tokens {budget}; raise that too");
+    }
+    options.engine.max_num_seqs = largest;
     options.engine.max_num_queued_reqs = options.engine.max_num_queued_reqs.max(options.engine.max_num_seqs);
     options.max_model_len = options.max_model_len.or(Some(longest));
-    let loaded = model::load(&options)?;
+    let loaded = model::load(&options).with_context(|| {
+        format!("bench needs a context of {longest} tokens (--prompt-tokens, --depth, --output-tokens)")
+    })?;
 
     let mut runs = Vec::new();
     for &batch in &args.batch {
-        if batch == 0 {
-            bail!("--batch: a batch has at least one sequence");
-        }
         let prefill = median(args.rounds, args.prompt_tokens, |round| {
             Ok(measure(&loaded, batch, args.prompt_tokens, 1, round)?.until_first_tokens_s)
         })?;
@@ -93,8 +102,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         runs.push(Run {
             batch,
             decode_context_tokens: args.depth,
-            prefill_tokens_per_s: prefill.map(|s| f64::from(batch * args.prompt_tokens) / s),
-            decode_tokens_per_s: decode.map(|s| f64::from(batch * args.output_tokens) / s),
+            prefill_tokens_per_s: prefill.map(|s| f64::from(batch) * f64::from(args.prompt_tokens) / s),
+            decode_tokens_per_s: decode.map(|s| f64::from(batch) * f64::from(args.output_tokens) / s),
             ttft_s: prefill,
         });
     }
@@ -110,16 +119,17 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 fn print(args: &BenchArgs, report: &Report) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
     if args.json {
-        println!("{}", serde_json::to_string(report)?);
+        writeln!(out, "{}", serde_json::to_string(report)?)?;
         return Ok(());
     }
-    println!("{} on {}, loaded in {:.2} s", report.model, report.device, report.load_s);
-    println!("{:>6} {:>16} {:>16} {:>10}", "batch", "prefill tok/s", "decode tok/s", "TTFT s");
+    writeln!(out, "{} on {}, loaded in {:.2} s", report.model, report.device, report.load_s)?;
+    writeln!(out, "{:>6} {:>16} {:>16} {:>10}", "batch", "prefill tok/s", "decode tok/s", "TTFT s")?;
     let cell = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
     for run in &report.runs {
         let (prefill, decode) = (cell(run.prefill_tokens_per_s, 1), cell(run.decode_tokens_per_s, 1));
-        println!("{:>6} {prefill:>16} {decode:>16} {:>10}", run.batch, cell(run.ttft_s, 3));
+        writeln!(out, "{:>6} {prefill:>16} {decode:>16} {:>10}", run.batch, cell(run.ttft_s, 3))?;
     }
     Ok(())
 }

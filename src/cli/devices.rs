@@ -1,5 +1,7 @@
 //! `kittiwake devices`: what models can run on here.
 
+use std::io::Write;
+
 use clap::Args;
 use kittiwake::{Device, device};
 use serde::Serialize;
@@ -28,11 +30,18 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
         let description = device::open(name, None)?.caps().device.clone();
         rows.push(Row { name, description, default: name == best });
     }
+    let mut out = std::io::stdout().lock();
     if args.json {
-        println!("{}", serde_json::to_string(&rows)?);
+        writeln!(out, "{}", serde_json::to_string(&rows)?)?;
     } else {
         for row in rows {
-            println!("{:<10} {}{}", row.name.to_string(), row.description, if row.default { "  (auto)" } else { "" });
+            writeln!(
+                out,
+                "{:<10} {}{}",
+                row.name.to_string(),
+                row.description,
+                if row.default { "  (auto)" } else { "" }
+            )?;
         }
     }
     Ok(())

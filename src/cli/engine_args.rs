@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::bail;
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{Args, ValueEnum};
 use kittiwake::{Device, Options};
 use runtime::program::KvDtype;
 
@@ -44,7 +44,7 @@ pub struct EngineArgs {
     #[arg(long, value_parser = ["main"])]
     pub revision: Option<String>,
     /// Longest context in tokens, prompt and output; `auto` or -1: the model's, or what fits. `32k` is accepted.
-    #[arg(long, default_value = "auto", allow_hyphen_values = true)]
+    #[arg(long, default_value = "auto")]
     pub max_model_len: MaxModelLen,
     /// Token budget of a step: decodes and prefill chunks.
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -59,10 +59,10 @@ pub struct EngineArgs {
     #[arg(long)]
     pub max_num_queued_tokens: Option<u32>,
     /// Reuse the KV cache of shared prefixes.
-    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, default_value_t = true)]
     pub enable_prefix_caching: bool,
     /// Let long prompts share steps with decodes; always on.
-    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, default_value_t = true)]
     pub enable_chunked_prefill: bool,
     /// Longest chunk of one prompt in one step; 0: as long as the budget.
     #[arg(long, default_value_t = 0)]
@@ -94,8 +94,8 @@ pub struct EngineArgs {
     /// Replicas of the engine: 1 here.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
     pub data_parallel_size: u32,
-    /// Do not record device graphs: the CPU backends never do.
-    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    /// Do not record device graphs; the CPU backends never do.
+    #[arg(long)]
     pub enforce_eager: bool,
     /// Most alternatives that a request may ask log-probabilities for.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
@@ -121,8 +121,12 @@ impl EngineArgs {
                 "--no-enable-chunked-prefill: prompts are always computed in chunks; raise --max-num-batched-tokens for larger ones"
             );
         }
-        if !self.enforce_eager {
-            bail!("--no-enforce-eager: the CPU backends record no device graphs");
+        if self.max_num_batched_tokens < self.max_num_seqs {
+            bail!(
+                "--max-num-batched-tokens {}: a step has a token for each of --max-num-seqs {} sequences; lower that too",
+                self.max_num_batched_tokens,
+                self.max_num_seqs
+            );
         }
         let path = model::locate(model, &self.download_dir)?;
         let is_gguf = path.is_file();
@@ -147,7 +151,7 @@ impl EngineArgs {
         options.num_gpu_blocks_override = self.num_gpu_blocks_override;
         options.max_model_len = self.max_model_len.0;
         let engine = &mut options.engine;
-        engine.max_num_batched_tokens = self.max_num_batched_tokens.max(self.max_num_seqs);
+        engine.max_num_batched_tokens = self.max_num_batched_tokens;
         engine.max_num_seqs = self.max_num_seqs;
         engine.block_size = self.block_size;
         engine.enable_prefix_caching = self.enable_prefix_caching;

@@ -1,7 +1,8 @@
 //! The command line: one file per subcommand, flags shared through `engine_args` and `sampling_args`.
 //!
 //! Invariant: flags carry vLLM's names and defaults where one exists; each has an environment twin `KITTIWAKE_<FLAG>`, and
-//! `--config FILE.yaml` may set any of them (command line over file over environment over default).
+//! `--config FILE.yaml` may set any of them (command line over environment over file over default). Standard output carries the
+//! answer only, everything else goes to standard error.
 
 mod answer;
 mod args;
@@ -15,12 +16,18 @@ mod sampling_args;
 mod serve;
 
 use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
 
 use clap::{Args, Parser, Subcommand};
 
+const LAYERS: &str = "\
+Every flag has an environment twin (--max-model-len is KITTIWAKE_MAX_MODEL_LEN) and a key in --config FILE.
+The command line wins over the environment, the environment over the file.";
+
 /// LLM inference and serving for any GPU, and for the CPU where there is none.
 #[derive(Debug, Parser)]
-#[command(name = "kittiwake", version, args_override_self = true, propagate_version = true)]
+#[command(name = "kittiwake", version, args_override_self = true, propagate_version = true, after_help = LAYERS)]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -56,11 +63,11 @@ enum Command {
 ///
 /// # Errors
 /// Whatever the subcommand says; usage errors exit with code 2 at once, as clap does.
-pub fn run(arguments: impl Iterator<Item = OsString>) -> anyhow::Result<()> {
-    let cli = match args::parse::<Cli>(arguments) {
+pub fn run(arguments: impl Iterator<Item = OsString>, environment: args::Environment) -> anyhow::Result<()> {
+    let cli = match args::parse::<Cli>(arguments, environment) {
         Ok(cli) => cli,
         Err(args::ArgsError::Usage(error)) => error.exit(),
-        Err(args::ArgsError::Config(error)) => return Err(error),
+        Err(args::ArgsError::Layer(error)) => return Err(error),
     };
     start_logging(&cli.global.log_level)?;
     match cli.command {
@@ -72,15 +79,32 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> anyhow::Result<()> {
     }
 }
 
+/// Whether the reader of our output went away.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Writes to standard error; that nobody reads it is no reason to stop.
+pub fn note(text: fmt::Arguments) {
+    let _ = io::stderr().write_fmt(text);
+}
+
 /// Logs go to standard error: standard output belongs to the answer.
-fn start_logging(level: &str) -> anyhow::Result<()> {
-    use std::io::IsTerminal;
-    let filter = tracing_subscriber::EnvFilter::try_new(level)
-        .map_err(|error| anyhow::anyhow!("--log-level '{level}': {error}"))?;
+fn start_logging(filter: &str) -> anyhow::Result<()> {
+    // A bare word would be taken for the name of a module, and everything else silenced.
+    let levels = ["off", "error", "warn", "info", "debug", "trace"];
+    if let Some(word) =
+        filter.split(',').find(|part| !part.contains('=') && !levels.contains(&part.to_lowercase().as_str()))
+    {
+        anyhow::bail!("--log-level: '{word}' is none of {}, and not of the form module=level", levels.join(", "));
+    }
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .map_err(|error| anyhow::anyhow!("--log-level '{filter}': {error}"))?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .init();
     Ok(())
 }

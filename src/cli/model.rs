@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use kittiwake::{Loaded, Options};
 
@@ -31,7 +31,12 @@ pub fn locate(model: &str, download_dir: &Path) -> anyhow::Result<PathBuf> {
             return Ok(path.clone());
         }
     }
-    bail!("no model at {} or {} (MODEL is a directory, a .gguf file, or demo)", direct.display(), inside.display())
+    bail!(
+        "no model at {} or {} (MODEL is a directory, a .gguf file, or `demo`, \
+         which examples/quickstart.sh fetches)",
+        direct.display(),
+        inside.display()
+    )
 }
 
 /// The name that `/v1/models` shows when no `--served-model-name` is given.
@@ -51,5 +56,12 @@ pub fn load(options: &Options) -> anyhow::Result<Loaded> {
         bar.set_position(progress.done_bytes);
     });
     bar.finish_and_clear();
-    loaded.with_context(|| format!("cannot load {}", options.model.display()))
+    // Only the error's own text: it names file and cause, and its chain would say the cause again.
+    loaded.map_err(|error| {
+        let (path, problem) = (options.model.display().to_string(), error.to_string());
+        match problem.contains(&path) {
+            true => anyhow!("cannot load {problem}"),
+            false => anyhow!("cannot load {path}: {problem}"),
+        }
+    })
 }

@@ -6,9 +6,10 @@
 use std::str::FromStr;
 
 use clap::Args;
+use runtime::error::RequestError;
 use runtime::ids::TokenId;
 use runtime::request::SamplingParams;
-use runtime::text::{TextModel, TextStreamOptions};
+use runtime::text::{GenerationDefaults, TextStreamOptions};
 
 /// Sampling options.
 #[derive(Debug, Args)]
@@ -23,7 +24,7 @@ pub struct SamplingArgs {
     #[arg(long)]
     pub top_p: Option<f32>,
     /// Keep this many most probable tokens; 0 or -1: all.
-    #[arg(long, allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
+    #[arg(long, value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
     pub top_k: Option<i64>,
     /// Keep tokens with at least this fraction of the top probability.
     #[arg(long)]
@@ -32,19 +33,19 @@ pub struct SamplingArgs {
     #[arg(long)]
     pub repetition_penalty: Option<f32>,
     /// Above 0 discourages tokens of the output.
-    #[arg(long, allow_hyphen_values = true, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0)]
     pub presence_penalty: f32,
     /// Above 0 discourages frequent tokens of the output.
-    #[arg(long, allow_hyphen_values = true, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0)]
     pub frequency_penalty: f32,
     /// Add to one token's logit: ID=BIAS; may be given several times.
-    #[arg(long, value_name = "ID=BIAS", allow_hyphen_values = true)]
+    #[arg(long, value_name = "ID=BIAS")]
     pub logit_bias: Vec<LogitBias>,
-    /// Key of the noise; the same seed gives the same answer.
+    /// Key of the noise: the same seed gives the same answer [default: the same one at every start].
     #[arg(long)]
     pub seed: Option<u64>,
     /// End the answer at this text; may be given several times.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
     /// Leave the stop text in the answer.
     #[arg(long)]
@@ -85,9 +86,9 @@ impl SamplingArgs {
         }
     }
 
-    /// The parameters of a request to this model; ranges are checked by the engine.
-    pub fn params(&self, text: &TextModel) -> SamplingParams {
-        let model = text.generation_defaults();
+    /// The parameters of a request, where `model` fills in what no flag says. Ids are checked by the engine, which knows the
+    /// vocabulary.
+    pub fn params(&self, model: &GenerationDefaults, eos_token_ids: &[TokenId]) -> SamplingParams {
         let off = SamplingParams::default();
         SamplingParams {
             temperature: self.temperature.or(model.temperature).unwrap_or(off.temperature),
@@ -99,13 +100,21 @@ impl SamplingArgs {
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.logit_bias.iter().map(|bias| (bias.0, bias.1)).collect(),
             seed: self.seed,
-            max_tokens: self.max_tokens.unwrap_or(256),
+            max_tokens: self.max_tokens.or(model.max_new_tokens).unwrap_or(256),
             min_tokens: self.min_tokens,
             stop_token_ids: self.stop_token_ids.iter().copied().map(TokenId).collect(),
-            eos_token_ids: text.eos_token_ids().to_vec(),
+            eos_token_ids: eos_token_ids.to_vec(),
             ignore_eos: self.ignore_eos,
             logprobs: None,
             prompt_logprobs: None,
         }
+    }
+
+    /// Refuses what no model could serve, before one is loaded.
+    ///
+    /// # Errors
+    /// Names the option and its range.
+    pub fn check(&self) -> Result<(), RequestError> {
+        self.params(&GenerationDefaults::default(), &[]).validate(u32::MAX, u32::MAX)
     }
 }

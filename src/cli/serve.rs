@@ -1,7 +1,7 @@
 //! `kittiwake serve`: load a model and answer over HTTP until told to stop.
 
 use anyhow::{Context, bail};
-use clap::{ArgAction, Args};
+use clap::Args;
 use runtime::text::GenerationDefaults;
 use server::{ServedModel, ServerConfig};
 
@@ -36,7 +36,7 @@ pub struct ServeArgs {
     /// Longest request body in bytes; more is 413.
     #[arg(long, default_value_t = 32 << 20)]
     max_body_bytes: usize,
-    /// Sampling defaults: `auto` and a directory read generation_config.json, `vllm` reads nothing.
+    /// Sampling defaults: `auto` reads the model's generation_config.json, `vllm` nothing.
     #[arg(long, default_value = "auto", value_parser = ["auto", "vllm"])]
     generation_config: String,
     /// JSON object over the model's sampling defaults, e.g. '{"temperature": 0.5}'.
@@ -49,7 +49,7 @@ pub struct ServeArgs {
     #[arg(long)]
     default_chat_template_kwargs: Option<String>,
     /// Let requests bring their own chat template.
-    #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long)]
     trust_request_chat_template: bool,
     /// Role of the answer's message.
     #[arg(long, default_value = "assistant")]
@@ -61,19 +61,19 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 15)]
     sse_keep_alive_interval: u64,
     /// Echo, or make, X-Request-Id.
-    #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long)]
     enable_request_id_headers: bool,
     /// Report usage.prompt_tokens_details.cached_tokens.
-    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, default_value_t = true)]
     enable_prompt_tokens_details: bool,
     /// Send the usage chunk of a stream without being asked.
-    #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long)]
     enable_force_include_usage: bool,
     /// Serve POST /reset_prefix_cache.
-    #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long)]
     enable_admin: bool,
     /// Log each prompt and its parameters.
-    #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long)]
     enable_log_requests: bool,
     /// Characters of a prompt that are logged [default: all].
     #[arg(long)]

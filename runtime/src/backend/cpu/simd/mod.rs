@@ -8,6 +8,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 pub(super) use portable::Portable;
@@ -176,6 +178,15 @@ impl Vectors {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` has found the instructions on this CPU.
             Isa::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: `new` has found the instructions on this CPU.
+            Isa::NeonI8mm => unsafe { neon::run_i8mm(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: `new` has found the instructions on this CPU.
+            Isa::NeonDotprod => unsafe { neon::run_dotprod(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: `new` has found the instructions on this CPU.
+            Isa::Neon => unsafe { neon::run(kernel) },
             _ => kernel.run(Portable),
         }
     }

@@ -64,14 +64,18 @@ macro_rules! intrinsic {
 
 /// The same intrinsic on each quarter of its operands.
 macro_rules! each {
-    ($f:ident $(::<$c:tt>)?, $($v:expr),+) => {
-        intrinsic!(Quad(
-            $f$(::<$c>)?($($v.0),+),
-            $f$(::<$c>)?($($v.1),+),
-            $f$(::<$c>)?($($v.2),+),
-            $f$(::<$c>)?($($v.3),+),
-        ))
-    };
+    ($f:ident $(::<$c:tt>)?, $a:expr) => {{
+        let a = $a;
+        intrinsic!(Quad($f$(::<$c>)?(a.0), $f$(::<$c>)?(a.1), $f$(::<$c>)?(a.2), $f$(::<$c>)?(a.3)))
+    }};
+    ($f:ident, $a:expr, $b:expr) => {{
+        let (a, b) = ($a, $b);
+        intrinsic!(Quad($f(a.0, b.0), $f(a.1, b.1), $f(a.2, b.2), $f(a.3, b.3)))
+    }};
+    ($f:ident, $a:expr, $b:expr, $c:expr) => {{
+        let (a, b, c) = ($a, $b, $c);
+        intrinsic!(Quad($f(a.0, b.0, c.0), $f(a.1, b.1, c.1), $f(a.2, b.2, c.2), $f(a.3, b.3, c.3)))
+    }};
 }
 
 /// The same intrinsic on the address of each quarter of an array `$x`, and on a quarter of `$v`.

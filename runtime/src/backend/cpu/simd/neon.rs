@@ -310,6 +310,6 @@ impl<D: Dots> Simd for Neon<D> {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: a hint, which no address makes fault.
-        unsafe { asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nomem, nostack, preserves_flags)) }
+        unsafe { asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(readonly, nostack, preserves_flags)) }
     }
 }

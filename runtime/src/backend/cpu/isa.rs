@@ -10,12 +10,19 @@ pub enum Isa {
     Avx512Vnni,
     /// AVX2 with FMA and F16C.
     Avx2,
-    /// Plain Rust, compiled for the target's baseline (on aarch64: NEON with FMA).
+    /// NEON with 8-bit dot products of unsigned and signed bytes.
+    NeonI8mm,
+    /// NEON with 8-bit dot products of signed bytes.
+    NeonDotprod,
+    /// NEON.
+    Neon,
+    /// Plain Rust, compiled for the target's baseline.
     Portable,
 }
 
 impl Isa {
-    const ALL: [Self; 3] = [Self::Avx512Vnni, Self::Avx2, Self::Portable];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Avx512Vnni, Self::Avx2, Self::NeonI8mm, Self::NeonDotprod, Self::Neon, Self::Portable];
 
     /// Those that this CPU has, fastest first; never empty.
     pub fn available() -> impl Iterator<Item = Self> {
@@ -42,9 +49,18 @@ impl Isa {
                     && is_x86_feature_detected!("bmi2")
                     && is_x86_feature_detected!("popcnt")
             }
-            #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512Vnni | Self::Avx2 => false,
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm => {
+                std::arch::is_aarch64_feature_detected!("neon") && std::arch::is_aarch64_feature_detected!("i8mm")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod => {
+                std::arch::is_aarch64_feature_detected!("neon") && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             Self::Portable => true,
+            _ => false,
         }
     }
 
@@ -53,6 +69,9 @@ impl Isa {
         match self {
             Self::Avx512Vnni => "avx512-vnni",
             Self::Avx2 => "avx2",
+            Self::NeonI8mm => "neon-i8mm",
+            Self::NeonDotprod => "neon-dotprod",
+            Self::Neon => "neon",
             Self::Portable => "portable",
         }
     }

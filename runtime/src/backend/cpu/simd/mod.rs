@@ -8,6 +8,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 pub(super) use portable::Portable;
@@ -176,6 +178,15 @@ impl Vectors {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` has found the instructions on this CPU.
             Isa::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: `new` has found the instructions on this CPU.
+            Isa::NeonI8mm => unsafe { neon::run_i8mm(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: `new` has found the instructions on this CPU.
+            Isa::NeonDotprod => unsafe { neon::run_dotprod(kernel) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: `new` has found the instructions on this CPU.
+            Isa::Neon => unsafe { neon::run(kernel) },
             _ => kernel.run(Portable),
         }
     }
@@ -224,6 +235,76 @@ mod tests {
             assert!(got[1].is_nan());
             assert!(got[2] > 1e38);
             assert_eq!(got[3], 1.0);
+        }
+    }
+
+    /// Every operation on three vectors of floats, as bits; any NaN is as good as another.
+    struct Floats<'a>([&'a [f32; LANES]; 3], &'a mut Vec<u32>);
+
+    impl Kernel for Floats<'_> {
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            let Self([a, b, c], out) = self;
+            let (a, b, c) = (s.load(a), s.load(b), s.load(c));
+            let (magnitude, doubled) = (s.abs_bits(a), s.shift_left(s.abs_bits(b), 1));
+            let floats = [
+                [s.add(a, b), s.sub(a, b), s.mul(a, b), s.div(a, b)],
+                [s.fma(a, b, c), s.max(a, b), s.min(a, b), s.zero_where_less(a, b, c)],
+                [s.pow2(a), s.exp(a), s.to_f(magnitude), s.to_f(doubled)],
+            ];
+            for v in floats.as_flattened() {
+                out.extend(s.array(*v).map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }));
+            }
+            for v in [magnitude, doubled, s.max_i(magnitude, doubled)] {
+                out.extend(s.array_i(v).map(|x| x as u32));
+                out.push(s.max_lane_i(v) as u32);
+            }
+        }
+    }
+
+    #[test]
+    fn float_operations_give_the_bits_of_portable() {
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, f32::MAX, -f32::MIN_POSITIVE, 1e-40];
+        let plain = [1.0, -1.5, 0.1, 126.5, -87.3, 3e38, 1.000_000_1, -7e-8];
+        let values: [f32; LANES] = std::array::from_fn(|i| [odd, plain][i % 2][i / 2]);
+        for shifts in 0..LANES * LANES {
+            let [b, c] = [shifts % LANES, shifts / LANES].map(|by| std::array::from_fn(|i| values[(i + by) % LANES]));
+            assert_bits_of_portable(|vectors, out| vectors.run(Floats([&values, &b, &c], out)));
+        }
+    }
+
+    /// Loads of 16-bit floats, and bytes of the same bits divided by 256.
+    struct Narrow<'a>(&'a [u16; LANES], &'a mut Vec<u32>);
+
+    impl Kernel for Narrow<'_> {
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            let Self(bits, out) = self;
+            for v in [s.load_f16(bits), s.load_bf16(bits)] {
+                out.extend(s.array(v).map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }));
+            }
+            let codes = s.round_to_i8(s.load(&bits.map(|x| (f32::from(x) / 256.0 - 127.0).min(127.0))));
+            out.extend(codes.map(|x| x as u32));
+            out.push(s.sum_i8(codes) as u32);
+        }
+    }
+
+    #[test]
+    fn narrow_operations_give_the_bits_of_portable() {
+        for start in (0..=u16::MAX).step_by(LANES) {
+            // Ties of rounding, every 128, are among lanes in ascending order; sums reach both ends.
+            let near = std::array::from_fn(|i| start + i as u16);
+            assert_bits_of_portable(|vectors, out| vectors.run(Narrow(&near, out)));
+        }
+    }
+
+    fn assert_bits_of_portable(run: impl Fn(Vectors, &mut Vec<u32>)) {
+        let mut portable = Vec::new();
+        run(Vectors(Isa::Portable), &mut portable);
+        for isa in Isa::available() {
+            let mut got = Vec::new();
+            run(Vectors(isa), &mut got);
+            assert_eq!(got, portable, "{isa:?}");
         }
     }
 

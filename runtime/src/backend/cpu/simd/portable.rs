@@ -3,7 +3,7 @@
 //! Inlining is the compiler's choice here: there is no target feature to carry into a kernel.
 //!
 //! Invariant: lane by lane, no operation reads another lane. Compilers turn most of it into the target's baseline vectors
-//! (NEON with FMA on aarch64; on x86-64 without FMA, `mul_add` is a call and slow).
+//! (on x86-64 without FMA, `mul_add` is a call and slow).
 
 use super::{LANES, Simd};
 

@@ -6,7 +6,9 @@ use runtime::backend::Backend;
 use runtime::backend::cases::{AttentionCase, Case, CaseOp, Tolerance, all_cases, build_case, run_built, run_case};
 use runtime::backend::cpu::{CpuBackend, CpuOptions};
 use runtime::backend::reference::ReferenceBackend;
+use runtime::ids::{BlockId, Layer};
 use runtime::program::Op;
+use runtime::weights::HostTensor;
 
 type MakeBackend = fn() -> Box<dyn Backend>;
 
@@ -144,6 +146,60 @@ fn attention_f64(case: &AttentionCase, qkv: &[f32]) -> Vec<f64> {
         }
     }
     out
+}
+
+/// What is not finite stays so through every kind of product, in its own row only: `CheckFinite` must see it at the end.
+#[test]
+fn a_linear_passes_on_what_is_not_finite() {
+    let is_linear = |case: &Case| matches!(case.op, CaseOp::Linear { tokens: 5, .. });
+    let cases: Vec<Case> = all_cases().into_iter().filter(is_linear).collect();
+    for (name, make) in backends() {
+        for_all(&cases, |case| {
+            let CaseOp::Linear { in_features, .. } = case.op else { unreachable!("filtered above") };
+            let finite = run(make, case)?;
+            let width = finite.len() / 5;
+            for (i, bad) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
+                let mut built = build_case(case);
+                let mut x = built.tensors[0].to_f32();
+                let row = i + 1;
+                x[row * in_features as usize + 17 * i] = bad;
+                built.tensors[0] = HostTensor::from_f32("x", vec![5, in_features as usize], &x);
+                let got = run_built(make().as_mut(), &built).map_err(|e| e.to_string())?;
+                for (token, (got, finite)) in got.chunks(width).zip(finite.chunks(width)).enumerate() {
+                    if token != row {
+                        same_bits(got, finite).map_err(|e| format!("{name}, {bad} in another row: {e}"))?;
+                    } else if got.iter().any(|value| value.is_finite()) {
+                        return Err(format!("{name}: {bad} was lost"));
+                    }
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// A stored block reads as the reference's bytes whatever a backend's own layout is: blocks may be kept outside or moved.
+#[test]
+fn blocks_read_as_planes() {
+    let is_attention = |case: &Case| matches!(case.op, CaseOp::Attention(_));
+    let cases: Vec<Case> = all_cases().into_iter().filter(is_attention).collect();
+    let blocks = |backend: &mut dyn Backend, case: &Case| -> Result<Vec<u8>, String> {
+        let built = build_case(case);
+        run_built(backend, &built).map_err(|e| e.to_string())?;
+        let (mut all, mut bytes) = (Vec::new(), Vec::new());
+        // Not block 0, which is for padding.
+        for block in (1..built.num_blocks).map(BlockId) {
+            backend.read_block(Layer(0), block, &mut bytes).map_err(|e| e.to_string())?;
+            all.append(&mut bytes);
+        }
+        Ok(all)
+    };
+    for (name, make) in backends() {
+        for_all(&cases, |case| {
+            let same = blocks(make().as_mut(), case)? == blocks(&mut reference(), case)?;
+            if same { Ok(()) } else { Err(format!("{name}: other bytes")) }
+        });
+    }
 }
 
 /// The first token's result is the same bits whatever the number of tokens in the step.

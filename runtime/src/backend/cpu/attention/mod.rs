@@ -143,18 +143,6 @@ impl Attend<'_> {
                 self.tile::<S, E>(s, tile);
             }
         }
-        if self.thread == 0 {
-            self.clear_padding();
-        }
-    }
-
-    /// Tokens that belong to no row: theirs is 0.
-    fn clear_padding(&self) {
-        let in_rows = self.step.inputs.row_starts().last().map_or(0, |&end| end as usize);
-        for token in in_rows..self.step.inputs.num_tokens() {
-            // SAFETY: no tile has this token; thread 0 alone writes it.
-            unsafe { self.op.out.row_mut(self.step.memory, token) }.fill(0.0);
-        }
     }
 
     #[inline(always)]
@@ -185,9 +173,6 @@ impl Kernel for Merge<'_> {
         let layer = &step.layers[op.layer];
         let len = layer.dim.next_multiple_of(LANES) + LANES;
         for token in self.tokens {
-            if step.inputs.row_starts().last().is_none_or(|&end| token >= end as usize) {
-                continue;
-            }
             let last = step.inputs.positions()[token] as usize / SPLIT;
             for head in 0..op.heads {
                 // SAFETY: this token's partial results: written before the last barrier, now owned by this thread.

@@ -2,11 +2,13 @@
 //!
 //! Invariant: a backend is one line of `backends` here; nothing about a case is known outside `runtime::backend::cases`.
 
-use runtime::backend::Backend;
 use runtime::backend::cases::{AttentionCase, Case, CaseOp, Tolerance, all_cases, build_case, run_built, run_case};
 use runtime::backend::cpu::{CpuBackend, CpuOptions};
 use runtime::backend::reference::ReferenceBackend;
+use runtime::backend::{Backend, StepInputs};
+use runtime::ids::{BlockId, Layer, PlanId};
 use runtime::program::Op;
+use runtime::weights::HostTensor;
 
 type MakeBackend = fn() -> Box<dyn Backend>;
 
@@ -32,6 +34,10 @@ fn for_all(cases: &[Case], check: impl Fn(&Case) -> Result<(), String>) {
 
 fn run(make: MakeBackend, case: &Case) -> Result<Vec<f32>, String> {
     run_case(make().as_mut(), case).map_err(|e| e.to_string())
+}
+
+fn is_attention(op: &CaseOp) -> bool {
+    matches!(op, CaseOp::Attention(_))
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -146,6 +152,81 @@ fn attention_f64(case: &AttentionCase, qkv: &[f32]) -> Vec<f64> {
     out
 }
 
+/// Whole numbers with 127 in every group lose nothing in 8 bits: what is left is the order of sums, in every format.
+#[test]
+fn a_linear_is_exact_where_eight_bits_hold_the_activations() {
+    let cases: Vec<Case> = all_cases().into_iter().filter(|c| matches!(c.op, CaseOp::Linear { .. })).collect();
+    let tolerance = Tolerance {
+        relative_rms: 5e-6,
+        relative_max: 3e-5,
+        reason: "f32 in another order; codes and minima are summed apart, and part of their sums cancels",
+    };
+    for (name, make) in backends() {
+        for_all(&cases, |case| {
+            let mut built = build_case(case);
+            let mut x: Vec<f32> = built.tensors[0].to_f32().iter().map(|x| (x * 127.0).round()).collect();
+            x.iter_mut().step_by(32).for_each(|x| *x = 127.0);
+            built.tensors[0] = HostTensor::from_f32("x", built.tensors[0].shape.clone(), &x);
+            let run = |backend: &mut dyn Backend| run_built(backend, &built).map_err(|e| format!("{name}: {e}"));
+            let (got, expected) = (run(make().as_mut())?, run(&mut reference())?);
+            tolerance.check(&got, &expected).map_err(|e| format!("{name}: {e}"))
+        });
+    }
+}
+
+/// What is not finite stays so through every kind of product, in its own row only: `CheckFinite` must see it at the end.
+#[test]
+fn a_linear_passes_on_what_is_not_finite() {
+    let is_linear = |case: &Case| matches!(case.op, CaseOp::Linear { tokens: 5, .. });
+    let cases: Vec<Case> = all_cases().into_iter().filter(is_linear).collect();
+    for (name, make) in backends() {
+        for_all(&cases, |case| {
+            let CaseOp::Linear { in_features, .. } = case.op else { unreachable!("filtered above") };
+            let finite = run(make, case)?;
+            let width = finite.len() / 5;
+            for (i, bad) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
+                let mut built = build_case(case);
+                let mut x = built.tensors[0].to_f32();
+                let row = i + 1;
+                x[row * in_features as usize + 17 * i] = bad;
+                built.tensors[0] = HostTensor::from_f32("x", vec![5, in_features as usize], &x);
+                let got = run_built(make().as_mut(), &built).map_err(|e| e.to_string())?;
+                for (token, (got, finite)) in got.chunks(width).zip(finite.chunks(width)).enumerate() {
+                    if token != row {
+                        same_bits(got, finite).map_err(|e| format!("{name}, {bad} in another row: {e}"))?;
+                    } else if got.iter().any(|value| value.is_finite()) {
+                        return Err(format!("{name}: {bad} was lost"));
+                    }
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// A stored block reads as the reference's bytes whatever a backend's own layout is: blocks may be kept outside or moved.
+#[test]
+fn blocks_read_as_planes() {
+    let cases: Vec<Case> = all_cases().into_iter().filter(|case| is_attention(&case.op)).collect();
+    let blocks = |backend: &mut dyn Backend, case: &Case| -> Result<Vec<u8>, String> {
+        let built = build_case(case);
+        run_built(backend, &built).map_err(|e| e.to_string())?;
+        let (mut all, mut bytes) = (Vec::new(), Vec::new());
+        // Not block 0, which is for padding.
+        for block in (1..built.num_blocks).map(BlockId) {
+            backend.read_block(Layer(0), block, &mut bytes).map_err(|e| e.to_string())?;
+            all.append(&mut bytes);
+        }
+        Ok(all)
+    };
+    for (name, make) in backends() {
+        for_all(&cases, |case| {
+            let same = blocks(make().as_mut(), case)? == blocks(&mut reference(), case)?;
+            if same { Ok(()) } else { Err(format!("{name}: other bytes")) }
+        });
+    }
+}
+
 /// The first token's result is the same bits whatever the number of tokens in the step.
 #[test]
 fn linear_does_not_depend_on_the_number_of_tokens() {
@@ -190,6 +271,34 @@ fn attention_does_not_depend_on_chunks_mates_or_blocks() {
             let last = vec![(start + length - 1, 1)];
             same("last token", AttentionCase { rows: last, ..alone }, &first_row[row_values(length - 1)..])
         });
+    }
+}
+
+/// What a step leaves in a backend's memory does not reach the next one: the same rows in another order, the same bits.
+#[test]
+fn a_step_sees_nothing_of_the_one_before() {
+    // Far on, and at the last position of a KV split.
+    let rows = vec![(600, 1), (255, 1)];
+    let Some(CaseOp::Attention(base)) = all_cases().into_iter().map(|case| case.op).find(is_attention) else {
+        panic!("the table has attention");
+    };
+    let (heads, head_dim) = (base.heads, base.head_dim);
+    let op = CaseOp::Attention(AttentionCase { rows, ..base });
+    let built = build_case(&Case { op, ..all_cases()[0].clone() });
+    for (name, make) in invariant_backends() {
+        let mut backend = make();
+        let expected = run_built(backend.as_mut(), &built).expect(name);
+        let step = &built.step;
+        let mut swapped = StepInputs::new(*step.layout());
+        swapped.clear();
+        for row in [1, 0] {
+            swapped.push_row([step.token_ids()[row]].into_iter(), step.positions()[row], step.block_table(row));
+        }
+        (0..2).for_each(|token| swapped.push_logit_row(token));
+        let ticket = backend.submit(PlanId(0), &swapped).expect(name);
+        let got = backend.wait(ticket).expect(name).logits;
+        let (second, first) = got.split_at((heads * head_dim) as usize);
+        same_bits(&[first, second].concat(), &expected).expect(name);
     }
 }
 

@@ -191,7 +191,10 @@ impl Builder {
     }
 
     fn linear(&mut self, in_features: u32, parts: &[PartCase], tokens: u32) -> Slot {
-        let x = self.activations("x", in_features, tokens);
+        let mut values = self.random().values((in_features * tokens) as usize);
+        // The second token has a group of zeros, which has no scale.
+        values.iter_mut().skip(in_features as usize).take(in_features.min(32) as usize).for_each(|x| *x = 0.0);
+        let x = self.activations_of("x", in_features, &values);
         let mut linear = Vec::new();
         for (i, part) in parts.iter().enumerate() {
             let shape = vec![part.out_features as usize, in_features as usize];

@@ -66,8 +66,11 @@ fn row_wise_cases(cases: &mut Vec<Case>) {
         for &width in widths(format) {
             push(cases, tolerance, CaseOp::Embed { format, width, tokens: 5 });
         }
+        // Rows of several panels, as a backend may pack them.
+        push(cases, tolerance, CaseOp::Embed { format, width: widths(format)[0], tokens: 37 });
     }
-    for (width, tokens) in [(32, 1), (64, 3), (96, 2), (576, 5), (1536, 33), (8192, 2)] {
+    // 20 and 40 end within a vector.
+    for (width, tokens) in [(20, 5), (32, 1), (40, 3), (64, 3), (96, 2), (576, 5), (1536, 33), (8192, 2)] {
         push(cases, FLOAT, CaseOp::RmsNorm { width, tokens });
         push(cases, EXACT, CaseOp::Add { width, tokens });
         push(cases, EXACT, CaseOp::AddRmsNorm { width, tokens, output: FusedOutput::Residual });
@@ -76,7 +79,9 @@ fn row_wise_cases(cases: &mut Vec<Case>) {
         push(cases, EXACT, CaseOp::CheckFinite { width, tokens });
         push(cases, EXACT, CaseOp::SelectRows { width, tokens, logit_rows: tokens + 2 });
     }
-    for (heads, head_dim, offset, tokens) in [(1, 64, 0, 1), (3, 80, 0, 4), (4, 128, 128, 9), (9, 64, 192, 17)] {
+    for (heads, head_dim, offset, tokens) in
+        [(1, 64, 0, 1), (5, 20, 4, 3), (3, 80, 0, 4), (4, 128, 128, 9), (9, 64, 192, 17)]
+    {
         push(cases, FLOAT, CaseOp::NormHeads { heads, head_dim, offset, tokens });
     }
 }
@@ -84,7 +89,7 @@ fn row_wise_cases(cases: &mut Vec<Case>) {
 fn rope_cases(cases: &mut Vec<Case>) {
     for pairing in [RopePairing::Half, RopePairing::Interleaved] {
         for (heads, head_dim, offset, start, tokens) in
-            [(1, 64, 0, 0, 1), (3, 80, 0, 7, 4), (4, 128, 64, 2000, 9), (9, 64, 192, 8190, 17)]
+            [(1, 64, 0, 0, 1), (5, 20, 4, 3, 3), (3, 80, 0, 7, 4), (4, 128, 64, 2000, 9), (9, 64, 192, 8190, 17)]
         {
             push(cases, FLOAT, CaseOp::Rope { heads, head_dim, offset, pairing, start, tokens });
         }
@@ -122,6 +127,8 @@ fn linear_cases(cases: &mut Vec<Case>) {
         linear(cases, widths(format)[3], 3, &[(64, format, true), (16, format, false), (16, format, true)]);
         linear(cases, widths(format)[0], 1, &[(1, format, true), (2, format, false), (3, format, false)]);
         linear(cases, widths(format)[2], 6, &[(1030, format, false), (515, format, true)]);
+        // More tokens than pass over the weights together.
+        linear(cases, widths(format)[0], 150, &[(19, format, true)]);
     }
     // Parts of mixed formats, as quantised files have them (v and down in more bits).
     for tokens in [1, 4, 17] {
@@ -149,6 +156,11 @@ fn attention_cases(cases: &mut Vec<Case>) {
         for (heads, kv_heads, head_dim) in [(2, 2, 64), (9, 3, 64), (8, 2, 128), (4, 1, 80), (2, 1, 32), (2, 2, 256)] {
             let rows = vec![(0, 5), (20, 3), (33, 1)];
             add(AttentionCase { heads, kv_heads, head_dim, dtype, rows, ..base.clone() });
+        }
+        // Heads that end within a vector, blocks too.
+        for (heads, kv_heads, head_dim, block_size) in [(2, 1, 24, 16), (3, 3, 72, 24), (7, 1, 20, 20)] {
+            let rows = vec![(0, 5), (270, 3), (33, 1)];
+            add(AttentionCase { heads, kv_heads, head_dim, dtype, block_size, rows, ..base.clone() });
         }
         for block_size in [1, 3, 16] {
             let rows = vec![(0, 1), (5, 4), (40, 1), (0, 19)];

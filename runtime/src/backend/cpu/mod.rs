@@ -21,6 +21,7 @@ mod tests;
 
 pub use isa::Isa;
 pub use memory::available_bytes;
+pub(super) use pool::Pool;
 
 use super::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
 use crate::error::DeviceError;
@@ -29,7 +30,6 @@ use crate::program::{Program, StateSpec};
 use crate::weights::HostTensor;
 use lower::{Lowered, Target};
 use memory::HugeBuf;
-use pool::Pool;
 use repack::Matrix;
 use rows::Columns;
 use simd::Vectors;

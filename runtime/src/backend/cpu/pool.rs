@@ -1,4 +1,5 @@
-//! The backend's own thread pool: a team that runs one job together, with spinning barriers inside the job.
+//! The thread pool of the CPU and the reference backend: a team that runs one job together, with spinning barriers
+//! inside the job.
 //!
 //! Invariant: `Pool::run` returns only when no thread touches the job any more, and a panic in any thread becomes a
 //! `DeviceError` for good, never a deadlock: every wait also watches the failure flag. The calling thread is thread 0 of
@@ -59,7 +60,7 @@ impl Shared {
 }
 
 /// A fixed set of threads; see the module's head.
-pub(super) struct Pool {
+pub(in crate::backend) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
 }
@@ -69,7 +70,7 @@ impl Pool {
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
+    pub(in crate::backend) fn new(threads: usize) -> Result<Self, DeviceError> {
         let shared = Arc::new(Shared {
             threads: threads.max(1),
             job: UnsafeCell::new(None),
@@ -94,7 +95,7 @@ impl Pool {
     }
 
     /// Size of the team.
-    pub(super) fn threads(&self) -> usize {
+    pub(in crate::backend) fn threads(&self) -> usize {
         self.shared.threads
     }
 
@@ -102,7 +103,7 @@ impl Pool {
     ///
     /// # Errors
     /// A thread panicked, now or in an earlier job.
-    pub(super) fn run(&mut self, job: &Job<'_>) -> Result<(), DeviceError> {
+    pub(in crate::backend) fn run(&mut self, job: &Job<'_>) -> Result<(), DeviceError> {
         let shared = &*self.shared;
         if !shared.failed.load(Ordering::Acquire) {
             // SAFETY: the lifetime is erased for the time of this call only; the wait below ends after the last worker
@@ -193,7 +194,7 @@ fn wait_until(ready: impl Fn() -> bool) {
 pub(super) struct Abandoned;
 
 /// What one thread of a running job knows of its team.
-pub(super) struct Team<'a> {
+pub(in crate::backend) struct Team<'a> {
     shared: &'a Shared,
     /// From 0 to `threads() - 1`; 0 is the thread that called `run`.
     pub(super) thread: usize,

@@ -3,6 +3,8 @@
 use super::*;
 use crate::backend::cases::{all_cases, run_case};
 use crate::backend::reference::ReferenceBackend;
+use crate::ids::Slot;
+use crate::program::{Activation, Op, RowDim, SlotInfo, memory};
 
 fn backend(isa: Isa, threads: usize) -> CpuBackend {
     CpuBackend::new(CpuOptions { threads, isa: Some(isa) }).unwrap()
@@ -42,4 +44,37 @@ fn absent_instruction_sets_are_refused() {
         let made = CpuBackend::new(CpuOptions { threads: 1, isa: Some(isa) });
         assert_eq!(made.is_ok(), isa.is_available());
     }
+}
+
+/// `c` takes the place of `a` and has longer rows: with no barrier between, a thread that is ahead would write into rows of
+/// `a` that another one still reads.
+#[test]
+fn a_chain_ends_before_an_op_that_reuses_its_memory() {
+    let slot = |name: &str, width| SlotInfo { name: name.into(), rows: RowDim::Tokens, width };
+    let [a, b, c, d] = [0, 1, 2, 3].map(Slot);
+    let [narrow, norm, wide] = [0, 1, 2].map(WeightId);
+    let program = Program {
+        slots: vec![slot("a", 32), slot("b", 32), slot("c", 64), slot("d", 32)],
+        ops: vec![
+            Op::Embed { table: narrow, out: a },
+            Op::RmsNorm { x: a, weight: norm, eps: 1e-5, out: b },
+            Op::Embed { table: wide, out: c },
+            Op::GatedActivation { x: c, activation: Activation::Silu, out: d },
+        ],
+        ..Program::default()
+    };
+    let mut backend = backend(Isa::Portable, 2);
+    for (id, shape) in [(narrow, vec![4, 32]), (norm, vec![32]), (wide, vec![4, 64])] {
+        let ones = vec![1.0; shape.iter().product()];
+        backend.upload(id, &HostTensor::from_f32("ones", shape, &ones)).unwrap();
+    }
+    let bucket = Bucket { tokens: 8, rows: 1, logit_rows: 1 };
+    let places = memory::plan(&program, bucket, 16).slots;
+    assert_eq!((places[0].lane, places[0].offset), (places[2].lane, places[2].offset), "c takes the place of a");
+    backend.compile(&program, bucket, &InputLayout::new(bucket, 1, 16, 1)).unwrap();
+    let chains = backend.plans[0].phases.iter().map(|phase| match phase {
+        Phase::Rows { ops, .. } => ops.len(),
+        Phase::Linear(_) | Phase::Attention(_) => unreachable!("the program has row-wise ops only"),
+    });
+    assert_eq!(chains.collect::<Vec<usize>>(), [2, 2]);
 }

@@ -9,6 +9,7 @@ mod state;
 
 use std::ops::Range;
 
+use crate::backend::cpu::Pool;
 use crate::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
 use crate::error::DeviceError;
 use crate::ids::{BlockId, Layer, PlanId, Slot, WeightId};
@@ -17,22 +18,41 @@ use crate::weights::HostTensor;
 use ops::Step;
 use state::LayerState;
 
-/// A backend of plain loops over mapped weights.
-#[derive(Debug)]
+/// A backend of plain loops over weights that are kept as f32.
 pub struct ReferenceBackend {
     caps: Caps,
     num_threads: usize,
-    weights: Vec<Option<HostTensor>>,
+    /// Started when first needed: `new` has no error to give.
+    pool: Option<Pool>,
+    weights: Vec<Option<Weight>>,
     layers: Vec<LayerState>,
     plans: Vec<Plan>,
+    /// By slot of any plan; they grow to the largest step and stay.
     slots: Vec<Vec<f32>>,
+    products: Vec<f32>,
     non_finite: Vec<u32>,
     logits: Range<usize>,
     logits_slot: Option<Slot>,
     submitted: u64,
 }
 
-#[derive(Debug)]
+/// A weight, dequantised.
+struct Weight {
+    /// `[num_rows, row_len]`.
+    values: Vec<f32>,
+    row_len: usize,
+}
+
+impl Weight {
+    fn num_rows(&self) -> usize {
+        self.values.len() / self.row_len
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.row_len..][..self.row_len]
+    }
+}
+
 struct Plan {
     slots: Vec<SlotInfo>,
     ops: Vec<Op>,
@@ -52,16 +72,25 @@ impl ReferenceBackend {
         };
         Self {
             caps,
-            num_threads: num_threads.max(1),
+            num_threads,
+            pool: None,
             weights: Vec::new(),
             layers: Vec::new(),
             plans: Vec::new(),
             slots: Vec::new(),
+            products: Vec::new(),
             non_finite: Vec::new(),
             logits: 0..0,
             logits_slot: None,
             submitted: 0,
         }
+    }
+}
+
+fn started(pool: &mut Option<Pool>, num_threads: usize) -> Result<&mut Pool, DeviceError> {
+    match pool {
+        Some(pool) => Ok(pool),
+        None => Ok(pool.insert(Pool::new(num_threads)?)),
     }
 }
 
@@ -72,7 +101,7 @@ impl Backend for ReferenceBackend {
 
     fn memory(&self) -> MemoryReport {
         MemoryReport {
-            weights_bytes: self.weights.iter().flatten().map(|w| w.bytes().len() as u64).sum(),
+            weights_bytes: self.weights.iter().flatten().map(|w| size_of_val(w.values.as_slice()) as u64).sum(),
             state_bytes: self.layers.iter().map(LayerState::num_bytes).sum(),
             activations_bytes: self.slots.iter().map(|s| size_of_val(s.as_slice()) as u64).sum(),
             available_bytes: None,
@@ -80,10 +109,20 @@ impl Backend for ReferenceBackend {
     }
 
     fn upload(&mut self, id: WeightId, tensor: &HostTensor) -> Result<(), DeviceError> {
-        if self.weights.len() <= id.index() {
-            self.weights.resize(id.index() + 1, None);
-        }
-        self.weights[id.index()] = Some(tensor.clone());
+        let len: usize = tensor.shape.iter().product();
+        let mut values = state::zeroed(len).ok_or_else(|| DeviceError::OutOfMemory {
+            what: tensor.name.clone(),
+            needed_bytes: (len as u64).saturating_mul(size_of::<f32>() as u64),
+        })?;
+        let pool = started(&mut self.pool, self.num_threads)?;
+        let row_len = tensor.row_len();
+        ops::for_each_chunk(pool, &mut values, row_len, |first_row, chunk| {
+            for (i, row) in chunk.chunks_exact_mut(row_len).enumerate() {
+                tensor.dequantize_row(first_row + i, row);
+            }
+        })?;
+        self.weights.resize_with(self.weights.len().max(id.index() + 1), || None);
+        self.weights[id.index()] = Some(Weight { values, row_len });
         Ok(())
     }
 
@@ -111,6 +150,7 @@ impl Backend for ReferenceBackend {
 
     fn submit(&mut self, plan: PlanId, inputs: &StepInputs) -> Result<Ticket, DeviceError> {
         let plan = &self.plans[plan.index()];
+        let pool = started(&mut self.pool, self.num_threads)?;
         self.slots.resize_with(self.slots.len().max(plan.slots.len()), Vec::new);
         self.non_finite.clear();
         self.non_finite.resize(inputs.num_tokens(), 0);
@@ -120,11 +160,12 @@ impl Backend for ReferenceBackend {
             weights: &self.weights,
             layers: &mut self.layers,
             slots: &mut self.slots,
+            products: &mut self.products,
             non_finite: &mut self.non_finite,
-            num_threads: self.num_threads,
+            pool,
         };
         for op in &plan.ops {
-            step.run(op);
+            step.run(op)?;
         }
         self.logits_slot = plan.logits;
         self.logits = match plan.logits {

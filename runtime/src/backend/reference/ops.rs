@@ -3,49 +3,48 @@
 //! Invariant: sums run in one fixed order (`dot`: 16 interleaved partial sums, then those in order;
 //! softmax: KV positions in order). Threads only share out whole output rows. Called by `ReferenceBackend::submit`.
 
-use super::state::{Entry, LayerState};
+use std::sync::{Mutex, PoisonError};
+
+use super::Weight;
+use super::state::{Entry, LayerState, PlaneState};
 use crate::backend::StepInputs;
+use crate::backend::cpu::Pool;
+use crate::error::DeviceError;
 use crate::ids::{Layer, Slot, WeightId};
 use crate::program::{Activation, LinearPart, Op, RopePairing, RowDim, SlotInfo, View};
-use crate::weights::HostTensor;
 
 /// One running step: what the ops read and write.
 pub(super) struct Step<'a> {
     pub inputs: &'a StepInputs,
     pub infos: &'a [SlotInfo],
-    pub weights: &'a [Option<HostTensor>],
+    pub weights: &'a [Option<Weight>],
     pub layers: &'a mut [LayerState],
     pub slots: &'a mut [Vec<f32>],
+    /// Products of a linear before they are transposed; grows to the largest.
+    pub products: &'a mut Vec<f32>,
     pub non_finite: &'a mut [u32],
-    pub num_threads: usize,
+    pub pool: &'a mut Pool,
 }
 
-/// The query of one token.
-struct Query<'a> {
-    /// `[heads * head_dim]`.
-    values: &'a [f32],
-    token: usize,
-    row: usize,
-    layer: Layer,
-    scale: f32,
-}
-
-impl Step<'_> {
-    pub fn run(&mut self, op: &Op) {
+impl<'a> Step<'a> {
+    /// # Errors
+    /// A thread panicked.
+    pub fn run(&mut self, op: &Op) -> Result<(), DeviceError> {
         match op {
             Op::Embed { table, out } => self.embed(*table, *out),
             Op::RmsNorm { x, weight, eps, out } => self.rms_norm(*x, *weight, *eps, *out),
             Op::NormHeads { x, weight, eps } => self.norm_heads(*x, *weight, *eps),
             Op::Add { residual, x } => self.add(*residual, *x),
             Op::AddRmsNorm { .. } => unreachable!("fused ops are expanded when a program is compiled"),
-            Op::Linear { x, parts, out } => self.linear(*x, parts, *out),
+            Op::Linear { x, parts, out } => return self.linear(*x, parts, *out),
             Op::Rope { x, inv_freq, pairing, head_dim } => self.rope(*x, *inv_freq, *pairing, *head_dim as usize),
             Op::StoreKv { k, v, layer } => self.store_kv(*k, *v, *layer),
-            Op::Attention { q, layer, scale, out, .. } => self.attention(*q, *layer, *scale, *out),
+            Op::Attention { q, layer, scale, out, .. } => return self.attention(*q, *layer, *scale, *out),
             Op::GatedActivation { x, activation, out } => self.gated_activation(*x, *activation, *out),
             Op::CheckFinite { x } => self.check_finite(*x),
             Op::SelectRows { x, out } => self.select_rows(*x, *out),
         }
+        Ok(())
     }
 
     fn width(&self, slot: Slot) -> usize {
@@ -79,33 +78,33 @@ impl Step<'_> {
         self.slots[slot.index()] = values;
     }
 
-    fn weight(&self, id: WeightId) -> &HostTensor {
+    fn weight(&self, id: WeightId) -> &'a Weight {
         self.weights[id.index()].as_ref().expect("compile saw every weight uploaded")
     }
 
     fn embed(&mut self, table: WeightId, out: Slot) {
         let mut values = self.take_out(out);
         for (row, &id) in values.chunks_exact_mut(self.width(out)).zip(self.inputs.token_ids()) {
-            self.weight(table).dequantize_row(id as usize, row);
+            row.copy_from_slice(self.weight(table).row(id as usize));
         }
         self.give(out, values);
     }
 
     fn rms_norm(&mut self, x: Slot, weight: WeightId, eps: f32, out: Slot) {
         let mut values = self.take_out(out);
-        let weight = self.weight(weight).to_f32();
+        let weight = &self.weight(weight).values;
         for (row, x) in values.chunks_exact_mut(weight.len()).zip(self.rows(x)) {
             row.copy_from_slice(x);
-            normalize(row, &weight, eps);
+            normalize(row, weight, eps);
         }
         self.give(out, values);
     }
 
     fn norm_heads(&mut self, x: View, weight: WeightId, eps: f32) {
-        let weight = self.weight(weight).to_f32();
+        let weight = &self.weight(weight).values;
         for row in self.view_rows_mut(x) {
             for head in row.chunks_exact_mut(weight.len()) {
-                normalize(head, &weight, eps);
+                normalize(head, weight, eps);
             }
         }
     }
@@ -118,7 +117,7 @@ impl Step<'_> {
         self.give(residual, values);
     }
 
-    fn linear(&mut self, x: Slot, parts: &[LinearPart], out: Slot) {
+    fn linear(&mut self, x: Slot, parts: &[LinearPart], out: Slot) -> Result<(), DeviceError> {
         let mut values = self.take_out(out);
         let (in_features, width) = (self.width(x), self.width(out));
         let x = &self.slots[x.index()];
@@ -126,20 +125,19 @@ impl Step<'_> {
         let mut first_column = 0;
         for part in parts {
             let weight = self.weight(part.weight);
-            let bias = part.bias.map(|bias| self.weight(bias).to_f32());
-            // Transposed, `[out_features, rows]`, so that each weight row is dequantised once and owned by one thread.
-            let mut products = vec![0.0f32; weight.num_rows() * num_rows];
-            for_each_chunk(&mut products, num_rows, self.num_threads, |first_feature, chunk| {
-                let mut weight_row = vec![0.0f32; in_features];
+            let bias = part.bias.map(|bias| &self.weight(bias).values);
+            // Transposed, `[out_features, rows]`, so that each weight row is read once and owned by one thread.
+            self.products.clear();
+            self.products.resize(weight.num_rows() * num_rows, 0.0);
+            for_each_chunk(self.pool, self.products, num_rows, |first_feature, chunk| {
                 for (i, products) in chunk.chunks_exact_mut(num_rows).enumerate() {
-                    weight.dequantize_row(first_feature + i, &mut weight_row);
-                    let bias = bias.as_ref().map_or(0.0, |bias| bias[first_feature + i]);
+                    let bias = bias.map_or(0.0, |bias| bias[first_feature + i]);
                     for (product, x) in products.iter_mut().zip(x.chunks_exact(in_features)) {
-                        *product = dot(&weight_row, x) + bias;
+                        *product = dot(weight.row(first_feature + i), x) + bias;
                     }
                 }
-            });
-            for (feature, products) in products.chunks_exact(num_rows.max(1)).enumerate() {
+            })?;
+            for (feature, products) in self.products.chunks_exact(num_rows.max(1)).enumerate() {
                 for (row, &product) in products.iter().enumerate() {
                     values[row * width + first_column + feature] = product;
                 }
@@ -147,10 +145,11 @@ impl Step<'_> {
             first_column += weight.num_rows();
         }
         self.give(out, values);
+        Ok(())
     }
 
     fn rope(&mut self, x: View, inv_freq: WeightId, pairing: RopePairing, head_dim: usize) {
-        let inv_freq = self.weight(inv_freq).to_f32();
+        let inv_freq = &self.weight(inv_freq).values;
         let inputs = self.inputs;
         for (row, &position) in self.view_rows_mut(x).zip(inputs.positions()) {
             for (i, &frequency) in inv_freq.iter().enumerate() {
@@ -181,58 +180,25 @@ impl Step<'_> {
         }
     }
 
-    fn attention(&mut self, q: View, layer: Layer, scale: f32, out: Slot) {
+    fn attention(&mut self, q: View, layer: Layer, scale: f32, out: Slot) -> Result<(), DeviceError> {
         let mut values = self.take_out(out);
-        let step = &*self;
-        let (q_width, starts) = (step.width(q.slot), step.inputs.row_starts());
-        let q_rows = &step.slots[q.slot.index()];
-        for_each_chunk(&mut values, step.width(out), step.num_threads, |first_token, chunk| {
-            for (i, out) in chunk.chunks_exact_mut(step.width(out)).enumerate() {
+        let (q_width, out_width) = (self.width(q.slot), self.width(out));
+        let q_rows = &self.slots[q.slot.index()];
+        let attend = Attend::new(self.inputs, &self.layers[layer.index()], scale);
+        let starts = self.inputs.row_starts();
+        for_each_chunk(self.pool, &mut values, out_width, |first_token, chunk| {
+            let mut scratch = Scratch::default();
+            for (i, out) in chunk.chunks_exact_mut(out_width).enumerate() {
                 let token = first_token + i;
                 // Padding tokens belong to no row; theirs stays zero.
-                let Some(row) = starts.windows(2).position(|w| (w[0]..w[1]).contains(&(token as u32))) else {
-                    continue;
-                };
-                let q = &q_rows[token * q_width + q.offset as usize..][..q.width as usize];
-                step.attend(&Query { values: q, token, row, layer, scale }, out);
-            }
-        });
-        self.give(out, values);
-    }
-
-    /// Attention of one token over positions `0..=position` of its row; `out` is `[heads * head_dim]`, zeroed.
-    fn attend(&self, query: &Query<'_>, out: &mut [f32]) {
-        let [keys, values] = self.layers[query.layer.index()].planes.as_slice() else {
-            panic!("attention reads a layer of two planes");
-        };
-        let (table, block_size) = (self.inputs.block_table(query.row), self.inputs.layout().block_size as usize);
-        let num_positions = self.inputs.positions()[query.token] as usize + 1;
-        let group = query.values.len() / keys.dim() / keys.heads();
-        let mut entry = vec![0.0f32; keys.dim()];
-        let mut weights = vec![0.0f32; num_positions];
-        let heads = query.values.chunks_exact(keys.dim()).zip(out.chunks_exact_mut(keys.dim()));
-        for (head, (q, out)) in heads.enumerate() {
-            let at = |position: usize| Entry {
-                slot: table[position / block_size] as usize * block_size + position % block_size,
-                head: head / group,
-            };
-            for (position, score) in weights.iter_mut().enumerate() {
-                keys.load(at(position), &mut entry);
-                *score = dot(q, &entry) * query.scale;
-            }
-            let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let mut sum = 0.0;
-            for weight in &mut weights {
-                *weight = (*weight - max).exp();
-                sum += *weight;
-            }
-            for (position, &weight) in weights.iter().enumerate() {
-                values.load(at(position), &mut entry);
-                for (out, &value) in out.iter_mut().zip(&entry) {
-                    *out += weight / sum * value;
+                if let Some(row) = starts.windows(2).position(|w| (w[0]..w[1]).contains(&(token as u32))) {
+                    let q = &q_rows[token * q_width + q.offset as usize..][..q.width as usize];
+                    attend.token(q, (token, row), &mut scratch, out);
                 }
             }
-        }
+        })?;
+        self.give(out, values);
+        Ok(())
     }
 
     fn gated_activation(&mut self, x: Slot, activation: Activation, out: Slot) {
@@ -267,6 +233,65 @@ impl Step<'_> {
     }
 }
 
+/// Attention over one layer's state.
+struct Attend<'a> {
+    inputs: &'a StepInputs,
+    keys: &'a PlaneState,
+    values: &'a PlaneState,
+    scale: f32,
+}
+
+/// One thread's buffers for attention.
+#[derive(Default)]
+struct Scratch {
+    /// One key or value, `[head_dim]`.
+    entry: Vec<f32>,
+    /// Scores, then weights, by position.
+    weights: Vec<f32>,
+}
+
+impl<'a> Attend<'a> {
+    fn new(inputs: &'a StepInputs, layer: &'a LayerState, scale: f32) -> Self {
+        let [keys, values] = layer.planes.as_slice() else {
+            panic!("attention reads a layer of two planes");
+        };
+        Self { inputs, keys, values, scale }
+    }
+
+    /// One token of a row over positions `0..=position`; `q` and `out` are `[heads * head_dim]`, `out` zeroed.
+    fn token(&self, q: &[f32], (token, row): (usize, usize), scratch: &mut Scratch, out: &mut [f32]) {
+        let Self { inputs, keys, values, scale } = *self;
+        let (table, block_size) = (inputs.block_table(row), inputs.layout().block_size as usize);
+        let num_positions = inputs.positions()[token] as usize + 1;
+        let group = q.len() / keys.dim() / keys.heads();
+        let Scratch { entry, weights } = scratch;
+        entry.resize(keys.dim(), 0.0);
+        weights.resize(num_positions, 0.0);
+        for (head, (q, out)) in q.chunks_exact(keys.dim()).zip(out.chunks_exact_mut(keys.dim())).enumerate() {
+            let at = |position: usize| Entry {
+                slot: table[position / block_size] as usize * block_size + position % block_size,
+                head: head / group,
+            };
+            for (position, score) in weights.iter_mut().enumerate() {
+                keys.load(at(position), entry);
+                *score = dot(q, entry) * scale;
+            }
+            let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let mut sum = 0.0;
+            for weight in weights.iter_mut() {
+                *weight = (*weight - max).exp();
+                sum += *weight;
+            }
+            for (position, &weight) in weights.iter().enumerate() {
+                values.load(at(position), entry);
+                for (out, &value) in out.iter_mut().zip(entry.iter()) {
+                    *out += weight / sum * value;
+                }
+            }
+        }
+    }
+}
+
 /// `x / sqrt(mean(x^2) + eps) * weight`, in place (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization").
 fn normalize(x: &mut [f32], weight: &[f32], eps: f32) {
     let mean = dot(x, x) / x.len() as f32;
@@ -291,18 +316,24 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Shares whole rows of `out` (`[rows, row_len]`) over threads; `fill` gets its first row and its rows.
-fn for_each_chunk(out: &mut [f32], row_len: usize, num_threads: usize, fill: impl Fn(usize, &mut [f32]) + Sync) {
+///
+/// # Errors
+/// A thread panicked.
+pub(super) fn for_each_chunk(
+    pool: &mut Pool,
+    out: &mut [f32],
+    row_len: usize,
+    fill: impl Fn(usize, &mut [f32]) + Sync,
+) -> Result<(), DeviceError> {
     if out.is_empty() {
-        return;
+        return Ok(());
     }
-    let rows_per_thread = (out.len() / row_len).div_ceil(num_threads);
-    if num_threads == 1 {
-        return fill(0, out);
-    }
-    std::thread::scope(|scope| {
-        for (i, chunk) in out.chunks_mut(rows_per_thread * row_len).enumerate() {
-            let fill = &fill;
-            scope.spawn(move || fill(i * rows_per_thread, chunk));
+    let rows_per_thread = (out.len() / row_len).div_ceil(pool.threads());
+    let chunks = Mutex::new(out.chunks_mut(rows_per_thread * row_len).enumerate());
+    pool.run(&|_| {
+        let chunk = chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+        if let Some((i, chunk)) = chunk {
+            fill(i * rows_per_thread, chunk);
         }
-    });
+    })
 }

@@ -144,7 +144,8 @@ impl PlaneState {
     }
 }
 
-fn zeroed<T: bytemuck::Zeroable + Clone>(len: usize) -> Option<Vec<T>> {
+/// `None` where there is no memory for it.
+pub(super) fn zeroed<T: bytemuck::Zeroable + Clone>(len: usize) -> Option<Vec<T>> {
     let mut values = Vec::new();
     values.try_reserve_exact(len).ok()?;
     values.resize(len, T::zeroed());

@@ -26,6 +26,10 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted from a token's logit once per occurrence in the output. `[-2, 2]`.
     pub frequency_penalty: f32,
+    /// Only these may be drawn: ascending, at least one; `None` is all.
+    pub allowed_token_ids: Option<Vec<TokenId>>,
+    /// Sequences that the output must not contain, each at least one token.
+    pub bad_words: Vec<Vec<TokenId>>,
     /// Added to single logits, each clamped to ±100.
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Key of the noise; `None`: derived from the engine's seed and an admission counter.
@@ -56,6 +60,8 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            allowed_token_ids: None,
+            bad_words: Vec::new(),
             logit_bias: Vec::new(),
             seed: None,
             max_tokens: 16,

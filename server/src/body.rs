@@ -7,67 +7,83 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
-use axum::body::Bytes;
+use axum::body::{BodyDataStream, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use futures_core::Stream;
 use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::{ApiError, shorten};
 
-/// How long a client may send nothing in the middle of a body.
-const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// What each byte that has come adds to the client's time: a body of any length comes at a kilobyte per second at least.
+const SLOWEST_BYTE: Duration = Duration::from_millis(1);
+/// How long the rest of a body that is too long is waited for.
+const REST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most characters of a parser's message, which may quote the input.
 const MAX_DETAIL_CHARS: usize = 200;
 
-/// Reads a JSON body of at most `max_bytes`.
+/// Reads a JSON body of at most `max_bytes` from a client that may be silent for `patience`.
 ///
 /// # Errors
-/// 415 for another content type, 413 when it is longer, 408 when the client stalls, 400 when it breaks off.
-pub async fn read_json(request: Request, max_bytes: usize) -> Result<Bytes, ApiError> {
-    if !is_json(request.headers()) {
-        let message = "the content type must be application/json";
-        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-    }
+/// 415 for another content type, 413 when it is longer, 408 when the client is too slow, 400 when it breaks off.
+pub async fn read_json(request: Request, max_bytes: usize, patience: Duration) -> Result<Bytes, ApiError> {
+    check_headers(request.headers())?;
     let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let mut too_long = announced.is_some_and(|length: u64| length > max_bytes as u64);
     let mut body = request.into_body().into_data_stream();
+    if announced.is_some_and(|length: u64| length > max_bytes as u64) {
+        return Err(too_long(&mut body, max_bytes).await);
+    }
+    let start = Instant::now();
     let mut bytes = Vec::new();
-    let mut discarded = 0usize;
-    while let Some(chunk) = next_chunk(&mut body).await? {
-        too_long |= bytes.len() + chunk.len() > max_bytes;
-        if !too_long {
-            bytes.extend_from_slice(&chunk);
-            continue;
+    loop {
+        let received = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let deadline = start + patience + SLOWEST_BYTE * received;
+        match timeout_at(deadline, next_chunk(&mut body)).await {
+            Ok(None) => return Ok(bytes.into()),
+            Ok(Some(Ok(chunk))) if bytes.len() + chunk.len() > max_bytes => {
+                return Err(too_long(&mut body, max_bytes).await);
+            }
+            Ok(Some(Ok(chunk))) => bytes.extend_from_slice(&chunk),
+            Ok(Some(Err(_))) => return Err(ApiError::new(StatusCode::BAD_REQUEST, "the request body breaks off")),
+            Err(_) => {
+                let message = "the request body did not arrive in time";
+                return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
+            }
         }
-        // Most clients read no answer before they have sent everything: take and drop a bounded rest.
-        bytes = Vec::new();
-        discarded += chunk.len();
-        if discarded > max_bytes {
-            break;
-        }
-    }
-    if too_long {
-        let message = format!("the request body is longer than {max_bytes} bytes");
-        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
-    }
-    Ok(bytes.into())
-}
-
-async fn next_chunk(body: &mut axum::body::BodyDataStream) -> Result<Option<Bytes>, ApiError> {
-    let chunk = poll_fn(|cx| Pin::new(&mut *body).poll_next(cx));
-    match tokio::time::timeout(READ_TIMEOUT, chunk).await {
-        Ok(None) => Ok(None),
-        Ok(Some(Ok(chunk))) => Ok(Some(chunk)),
-        Ok(Some(Err(_))) => Err(ApiError::new(StatusCode::BAD_REQUEST, "the request body breaks off")),
-        Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the request body did not arrive in time")),
     }
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
-    let Some(value) = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) else { return false };
-    let essence = value.split(';').next().unwrap_or_default().trim();
-    essence.eq_ignore_ascii_case("application/json")
+/// 413, after the rest. Most clients read no answer before they have sent everything: a bounded rest is taken and dropped.
+async fn too_long(body: &mut BodyDataStream, max_bytes: usize) -> ApiError {
+    let discard = async {
+        let mut discarded = 0;
+        while discarded <= max_bytes
+            && let Some(Ok(chunk)) = next_chunk(body).await
+        {
+            discarded += chunk.len();
+        }
+    };
+    // A client that sends nothing more is answered all the same.
+    let _ = timeout(REST_TIMEOUT, discard).await;
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the request body is longer than {max_bytes} bytes"))
+}
+
+async fn next_chunk(body: &mut BodyDataStream) -> Option<Result<Bytes, axum::Error>> {
+    poll_fn(|cx| Pin::new(&mut *body).poll_next(cx)).await
+}
+
+fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
+    let value = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let essence = value(header::CONTENT_TYPE).and_then(|value| value.split(';').next()).unwrap_or_default().trim();
+    let problem = if !essence.eq_ignore_ascii_case("application/json") {
+        "the content type must be application/json"
+    } else if headers.contains_key(header::CONTENT_ENCODING) && value(header::CONTENT_ENCODING) != Some("identity") {
+        "a request body must not be compressed"
+    } else {
+        return Ok(());
+    };
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, problem))
 }
 
 /// Parses a whole body as `T`.
@@ -89,7 +105,7 @@ fn describe(error: &serde_json::Error, path: Option<String>) -> ApiError {
     if !error.is_data() {
         return ApiError::new(StatusCode::BAD_REQUEST, format!("the body is not valid JSON: {detail}"));
     }
-    match path.or_else(|| missing_field(&detail)) {
+    match path.or_else(|| named_field(&detail)) {
         Some(path) => {
             let shown = shorten(path.clone(), MAX_DETAIL_CHARS);
             ApiError::invalid(path, format!("{shown}: {detail}"))
@@ -98,8 +114,8 @@ fn describe(error: &serde_json::Error, path: Option<String>) -> ApiError {
     }
 }
 
-/// A field that is not there has no path; serde names it in the message.
-fn missing_field(detail: &str) -> Option<String> {
-    let (name, _) = detail.strip_prefix("missing field `")?.split_once('`')?;
-    Some(name.to_owned())
+/// A field that is not there, or there twice, has no path; serde names it in the message.
+fn named_field(detail: &str) -> Option<String> {
+    let named = detail.strip_prefix("missing field `").or_else(|| detail.strip_prefix("duplicate field `"));
+    Some(named?.split_once('`')?.0.to_owned())
 }

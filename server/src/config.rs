@@ -2,6 +2,8 @@
 //!
 //! Invariant: read once at start-up and never changed; a default here is the default of the flag.
 
+use std::time::Duration;
+
 use runtime::engine::EngineConfig;
 use runtime::text::GenerationDefaults;
 use serde_json::{Map, Value};
@@ -25,8 +27,9 @@ pub struct ServerConfig {
     pub sse_keep_alive_s: u64,
     /// Tokens per stream chunk after the first.
     pub stream_interval: u32,
-    /// How long a socket may take nothing before its request is aborted.
-    pub write_timeout_s: u64,
+    /// How long a client may take over the head of a request, may send nothing of its body, or may take nothing of an
+    /// answer: then its connection is closed and its request aborted.
+    pub socket_timeout_s: u64,
     /// How long running requests may go on after SIGTERM.
     pub shutdown_timeout_s: u64,
     /// Echo (or make) `X-Request-Id`.
@@ -68,7 +71,7 @@ impl Default for ServerConfig {
             max_body_bytes: 32 << 20,
             sse_keep_alive_s: 15,
             stream_interval: 1,
-            write_timeout_s: 30,
+            socket_timeout_s: 30,
             shutdown_timeout_s: 30,
             enable_request_id_headers: false,
             enable_force_include_usage: false,
@@ -88,6 +91,11 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
+    /// `socket_timeout_s`, at least a second.
+    pub(crate) fn socket_timeout(&self) -> Duration {
+        Duration::from_secs(self.socket_timeout_s.max(1))
+    }
+
     /// The most choices of one request: more could never be queued at once.
     pub(crate) fn max_choices(&self, engine: &EngineConfig) -> u32 {
         self.max_n.min(engine.max_num_seqs.saturating_add(engine.max_num_queued_reqs))

@@ -282,7 +282,7 @@ impl Generation {
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.closed = true;
             self.state.engine.abort(choice.seq);
-            self.state.metrics.ended(reason);
+            self.state.metrics.ended(if choice.done { FinishReason::Stop } else { reason });
         }
         self.num_open = 0;
         self.ready.push_back(Err(error));

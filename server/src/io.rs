@@ -1,51 +1,16 @@
 //! Sockets that do not wait for ever: a connection that takes no byte for the limit is closed with an error.
 //!
 //! Invariant: an answer's body is dropped at the latest one limit after its client stopped reading, and with the body
-//! its request is aborted. `serve` accepts through this.
+//! its request is aborted. `serve` wraps what it accepts.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, Sleep, sleep};
-
-/// Accepts `PatientStream`s.
-#[derive(Debug)]
-pub struct PatientListener {
-    inner: TcpListener,
-    limit: Duration,
-}
-
-impl PatientListener {
-    /// Connections of `inner` that may block a write for `limit`.
-    pub fn new(inner: TcpListener, limit: Duration) -> Self {
-        Self { inner, limit }
-    }
-}
-
-impl Listener for PatientListener {
-    type Io = PatientStream<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        let (stream, address) = Listener::accept(&mut self.inner).await;
-        // One small packet per token: Nagle's algorithm would hold each back for the last one's acknowledgement.
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY not set");
-        }
-        (PatientStream::new(stream, self.limit), address)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.inner.local_addr()
-    }
-}
 
 /// A stream whose writes fail with `TimedOut` when they have been pending for the limit.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ mod io;
 mod limits;
 mod metrics;
 mod openai;
+mod openapi;
 mod routes;
 mod serve;
 mod state;

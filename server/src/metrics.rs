@@ -116,6 +116,9 @@ impl Metrics {
             let _zero = finished.get_or_create(&FinishLabels { finished_reason: reason.as_str() });
         }
         let rejected = Family::default();
+        for reason in ["max_num_queued_reqs", "max_num_queued_tokens"] {
+            let _zero = rejected.get_or_create(&RejectLabels { reason });
+        }
         registry.register(format!("{prefix}request_success"), "Requests by how they ended", finished.clone());
         registry.register(
             format!("{prefix}admission_rejections"),

@@ -11,16 +11,17 @@ use axum::extract::State;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, any, get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, Any as AnyHeader, CorsLayer};
 
+use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::openai::{chat, completions, models};
 use crate::state::AppState;
-use crate::{auth, tokenize};
+use crate::{auth, openapi, tokenize};
 
 /// Endpoints of the protocols that clients know and this server does not have.
 const NOT_HERE: [&str; 16] = [
@@ -42,27 +43,42 @@ const NOT_HERE: [&str; 16] = [
     "/score",
 ];
 
+/// A path and what serves it.
+type Route = (&'static str, MethodRouter<Arc<AppState>>);
+
 /// All routes over one state.
 pub fn router(state: Arc<AppState>) -> Router {
-    let mut router = Router::new()
-        .route("/v1/chat/completions", post(chat::chat_completions))
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::get))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/health", get(health))
-        .route("/ready", get(health))
-        .route("/live", get(|| async {}))
-        .route("/metrics", get(metrics))
-        .route("/version", get(version))
-        .route("/load", get(load));
-    for path in NOT_HERE {
-        router = router.route(path, axum::routing::any(not_here));
+    let mut routes = routes(&state.config);
+    routes.extend(NOT_HERE.map(|path| (path, any(not_here))));
+    guard(routes, state)
+}
+
+/// The routes that there are; `openapi.json` describes each.
+pub(crate) fn routes(config: &ServerConfig) -> Vec<Route> {
+    let mut routes: Vec<Route> = vec![
+        ("/v1/chat/completions", post(chat::chat_completions)),
+        ("/v1/completions", post(completions::completions)),
+        ("/v1/models", get(models::list)),
+        ("/v1/models/{*id}", get(models::get)),
+        ("/tokenize", post(tokenize::tokenize)),
+        ("/detokenize", post(tokenize::detokenize)),
+        ("/health", get(health)),
+        ("/ready", get(health)),
+        ("/live", get(|| async {})),
+        ("/metrics", get(metrics)),
+        ("/version", get(version)),
+        ("/load", get(load)),
+        ("/openapi.json", get(description)),
+    ];
+    if config.enable_admin {
+        routes.push(("/reset_prefix_cache", post(reset_prefix_cache)));
     }
-    if state.config.enable_admin {
-        router = router.route("/reset_prefix_cache", post(reset_prefix_cache));
-    }
+    routes
+}
+
+/// Routes behind what stands before every handler.
+pub(crate) fn guard(routes: Vec<Route>, state: Arc<AppState>) -> Router {
+    let mut router = routes.into_iter().fold(Router::new(), |router, (path, serves)| router.route(path, serves));
     if state.config.enable_request_id_headers {
         router = router.layer(from_fn_with_state(Arc::clone(&state), auth::echo_request_id));
     }
@@ -98,6 +114,10 @@ async fn metrics(State(state): State<Arc<AppState>>) -> impl IntoResponse {
 
 async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+async fn description(State(state): State<Arc<AppState>>) -> Json<Value> {
+    Json(openapi::document(&state))
 }
 
 async fn load(State(state): State<Arc<AppState>>) -> Json<Value> {

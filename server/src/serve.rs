@@ -11,6 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use axum::Router;
+use axum::serve::Listener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use runtime::engine::{Engine, Health};
 use runtime::text::TextModel;
 use thiserror::Error;
@@ -18,7 +24,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 
 use crate::config::{ServedModel, ServerConfig};
-use crate::io::PatientListener;
+use crate::io::PatientStream;
 use crate::routes::router;
 use crate::state::AppState;
 
@@ -103,18 +109,12 @@ pub async fn serve(
     mut signals: mpsc::Receiver<()>,
 ) -> Result<(), ServeError> {
     let address: SocketAddr = listener.local_addr()?;
-    let listener = PatientListener::new(listener, Duration::from_secs(state.config.write_timeout_s.max(1)));
-    let stop = Arc::new(Notify::new());
-    let stopped = {
-        let stop = Arc::clone(&stop);
-        async move { stop.notified().await }
-    };
-    let server = axum::serve(listener, router(Arc::clone(&state))).with_graceful_shutdown(stopped);
-    let mut server = pin!(server.into_future());
+    let stop = Notify::new();
+    let mut connections = pin!(connections(listener, router(Arc::clone(&state)), state.config.socket_timeout(), &stop));
     tracing::info!("listening on http://{address}");
 
     let failure = tokio::select! {
-        ended = &mut server => return Ok(ended?),
+        () = &mut connections => return Ok(()),
         why = engine_failure(&state.engine) => Some(why),
         Some(()) = signals.recv() => None,
     };
@@ -127,17 +127,46 @@ pub async fn serve(
     stop.notify_one();
     let patience = if failure.is_some() { LAST_WORDS } else { Duration::from_secs(state.config.shutdown_timeout_s) };
     tokio::select! {
-        ended = &mut server => ended?,
+        () = &mut connections => {}
         Some(()) = signals.recv() => tracing::warn!("stopped at once by a second signal"),
         () = tokio::time::sleep(patience) => {
             tracing::warn!("requests still run after {} s: aborting them", patience.as_secs());
             end_engine(&state.engine).await;
             // The streams that were cut write their error and end.
-            let _ = tokio::time::timeout(LAST_WORDS, &mut server).await;
+            let _ = tokio::time::timeout(LAST_WORDS, &mut connections).await;
         }
     }
     end_engine(&state.engine).await;
     failure.map_or(Ok(()), |why| Err(ServeError::Engine(why)))
+}
+
+/// Accepts until `stop`, then ends when the answers that run have been sent. A connection whose next request has no
+/// whole head within `patience` is closed, be it idle or drip-fed.
+async fn connections(mut listener: TcpListener, router: Router, patience: Duration, stop: &Notify) {
+    let open = GracefulShutdown::new();
+    loop {
+        let stream = tokio::select! {
+            // Waits and tries again when the system has no more files.
+            (stream, _) = Listener::accept(&mut listener) => stream,
+            () = stop.notified() => break,
+        };
+        // One small packet per token: Nagle's algorithm would hold each back for the last one's acknowledgement.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "TCP_NODELAY not set");
+        }
+        let connection = http1::Builder::new().timer(TokioTimer::new()).header_read_timeout(patience).serve_connection(
+            TokioIo::new(PatientStream::new(stream, patience)),
+            TowerToHyperService::new(router.clone()),
+        );
+        let connection = open.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection broke off");
+            }
+        });
+    }
+    drop(listener);
+    open.shutdown().await;
 }
 
 /// Waits until the engine has failed.

@@ -18,8 +18,9 @@ use crate::openai::prepare;
 use crate::openai::unsupported::refuse_unsupported;
 use crate::state::AppState;
 
+/// Body of `/tokenize`; with `messages` the fields of `TemplateBody` too.
 #[derive(Debug, Deserialize)]
-struct TokenizeBody {
+pub struct TokenizeBody {
     model: Option<String>,
     prompt: Option<String>,
     messages: Option<Vec<Message>>,
@@ -36,8 +37,9 @@ pub struct Tokenized {
     token_strs: Option<Vec<String>>,
 }
 
+/// Body of `/detokenize`.
 #[derive(Debug, Deserialize)]
-struct DetokenizeBody {
+pub struct DetokenizeBody {
     model: Option<String>,
     tokens: Vec<Id>,
 }
@@ -67,7 +69,7 @@ fn tokenize_now(state: &AppState, bytes: &[u8]) -> Result<Tokenized, ApiError> {
         (None, Some(messages)) => chat::encode(state, None, messages, body::parse(bytes)?)?,
         _ => return Err(ApiError::invalid("prompt", "give one of prompt and messages")),
     };
-    let strings = || tokens.iter().map(|id| state.text.token_text(*id)).collect();
+    let strings = || tokens.iter().map(|id| state.text.token_str(*id)).collect();
     Ok(Tokenized {
         count: tokens.len(),
         max_model_len: state.engine.config().max_model_len,

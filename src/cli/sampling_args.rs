@@ -105,8 +105,7 @@ impl SamplingArgs {
             stop_token_ids: self.stop_token_ids.iter().copied().map(TokenId).collect(),
             eos_token_ids: eos_token_ids.to_vec(),
             ignore_eos: self.ignore_eos,
-            logprobs: None,
-            prompt_logprobs: None,
+            ..off
         }
     }
 

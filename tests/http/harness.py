@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -18,11 +19,12 @@ NAME = "org/tiny"
 class Server:
     """One server process on a free port."""
 
-    def __init__(self, binary, model, *flags):
+    def __init__(self, binary, model, *flags, max_files=None):
         command = [binary, "serve", model, "--port", "0", "--served-model-name", NAME, "tiny", "--threads", "1"]
         # Small on purpose, so that requests queue and a long body is quick to make.
         command += ["--max-num-seqs", "8", "--max-num-queued-reqs", "256", "--max-body-bytes", "65536", "--enable-admin", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+        limit = max_files and (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files)))
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=limit)
         self.log = []
         self.address = None
         ready = threading.Event()

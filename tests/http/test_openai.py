@@ -1,8 +1,8 @@
 """What the wire promises, asked by the official client (and by raw sockets where a client must misbehave).
 
-    KITTIWAKE_BINARY=target/ci/kittiwake KITTIWAKE_MODEL=tests/fixtures/llama-tiny python3 tests/http/test_openai.py
+    KITTIWAKE_BINARY=target/ci/kittiwake KITTIWAKE_MODEL=tests/fixtures/llama-tiny python3 -m unittest discover -s tests/http
 
-`tests/http.rs` runs it with the binary that cargo has just built.
+`tests/http.rs` runs it so with the binary that cargo has just built.
 """
 
 import concurrent.futures

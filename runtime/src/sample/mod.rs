@@ -6,9 +6,11 @@
 //!
 //! The order is vLLM's: log-probabilities are of the raw logits; edits (`EDITS`); greedy answers here; temperature;
 //! filters (`FILTERS`); the draw. Callers give finite logits (the runner flags other rows). A row is never masked whole:
-//! only `min_tokens` masks, and `SamplingParams::validate` leaves at least one id unmasked; every filter keeps the best.
+//! whatever the first three edits mask, `SamplingParams::validate` leaves at least one id; every filter keeps the best.
 
+mod allowed_token_ids;
 mod argmax;
+mod bad_words;
 mod draw;
 mod exp;
 mod frequency_penalty;
@@ -63,8 +65,15 @@ struct Edit {
 }
 
 /// In order of application.
-const EDITS: [Edit; 5] =
-    [min_tokens::EDIT, logit_bias::EDIT, repetition_penalty::EDIT, frequency_penalty::EDIT, presence_penalty::EDIT];
+const EDITS: [Edit; 7] = [
+    allowed_token_ids::EDIT,
+    bad_words::EDIT,
+    min_tokens::EDIT,
+    logit_bias::EDIT,
+    repetition_penalty::EDIT,
+    frequency_penalty::EDIT,
+    presence_penalty::EDIT,
+];
 
 /// An option that narrows which tokens may be drawn, at the request's temperature.
 struct Filter {

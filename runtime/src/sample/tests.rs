@@ -29,6 +29,13 @@ fn naive_distribution(logits: &[f32], context: &DrawContext<'_>) -> Option<Vec<(
     let mut row: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
     for (id, logit) in row.iter_mut().enumerate() {
         let id = TokenId(id as u32);
+        if p.allowed_token_ids.as_ref().is_some_and(|allowed| !allowed.contains(&id)) {
+            *logit = f64::NEG_INFINITY;
+        }
+        let with_it = [output, &[id]].concat();
+        if p.bad_words.iter().any(|word| with_it.ends_with(word)) {
+            *logit = f64::NEG_INFINITY;
+        }
         if output.len() < p.min_tokens as usize && p.is_stop(id) {
             *logit = f64::NEG_INFINITY;
         }
@@ -93,9 +100,16 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
         (or_off(1.0, 0.5..2.0), or_off(0.0, -2.0..2.0), or_off(0.0, -2.0..2.0)),
         prop::collection::vec((id(), -150.0f32..150.0), 0..3),
         (prop::collection::vec(id(), 0..4), prop::collection::vec(id(), 0..3), 0u32..12, any::<bool>()),
+        (prop::option::weighted(0.3, prop::collection::btree_set(id(), 1..60)), any_bad_words()),
     )
         .prop_map(
-            |((temperature, top_p, top_k, min_p), penalties, logit_bias, (stop, eos, min_tokens, ignore_eos))| {
+            |(
+                (temperature, top_p, top_k, min_p),
+                penalties,
+                logit_bias,
+                (stop, eos, min_tokens, ignore_eos),
+                (allowed, bad_words),
+            )| {
                 SamplingParams {
                     temperature,
                     top_p,
@@ -104,6 +118,8 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
                     repetition_penalty: penalties.0,
                     presence_penalty: penalties.1,
                     frequency_penalty: penalties.2,
+                    allowed_token_ids: allowed.map(|ids| ids.into_iter().collect()),
+                    bad_words,
                     logit_bias,
                     stop_token_ids: stop,
                     eos_token_ids: eos,
@@ -114,6 +130,16 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
                 }
             },
         )
+        .prop_filter("refused", |params| params.validate(VOCAB as u32, 20).is_ok())
+}
+
+/// Short words over few tokens, so that histories have begun some of them.
+fn any_bad_words() -> impl Strategy<Value = Vec<Vec<TokenId>>> {
+    let word = prop_oneof![
+        prop::collection::vec((0..4u32).prop_map(TokenId), 1..3),
+        prop::collection::vec((0..VOCAB as u32).prop_map(TokenId), 1..3),
+    ];
+    prop::collection::vec(word, 0..6)
 }
 
 proptest! {
@@ -126,7 +152,7 @@ proptest! {
         params in any_params(),
         row_seed: u32,
         spread in prop_oneof![Just(0.0f32), 1.0f32..40.0],
-        history in prop::collection::vec((0..VOCAB as u32).prop_map(TokenId), 3..30),
+        history in prop::collection::vec(prop_oneof![0..VOCAB as u32, 0..4u32].prop_map(TokenId), 3..30),
     ) {
         let logits = noise_row(VOCAB, row_seed, spread);
         let context = DrawContext { params: &params, seed: 0, history: &history, prompt_len: 3 };
@@ -153,6 +179,8 @@ proptest! {
     ) {
         let params = SamplingParams {
             temperature: params.temperature.max(0.1),
+            allowed_token_ids: None,
+            bad_words: vec![],
             logit_bias: vec![],
             min_tokens: 0,
             ..params
@@ -337,6 +365,72 @@ fn min_tokens_masks_until_the_output_is_long_enough() {
     assert_eq!(at(&params, 2), TokenId(10));
     let ignoring = SamplingParams { ignore_eos: true, ..params };
     assert_eq!(at(&ignoring, 1), TokenId(10), "ignored ids are not masked");
+}
+
+#[test]
+fn a_bad_word_is_not_ended_and_may_be_begun() {
+    let mut params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let encode = |text: &str| text.bytes().map(|byte| TokenId(u32::from(byte) % VOCAB as u32)).collect::<Vec<_>>();
+    params.ban_words(&[" ab"], encode).unwrap();
+    let [a, b, space] = ["a", "b", " "].map(|text| encode(text)[0]);
+    assert_eq!(params.bad_words, [vec![space, a, b], vec![a, b]]);
+    let mut logits = noise_row(VOCAB, 6, 2.0);
+    (logits[b.index()], logits[a.index()]) = (50.0, 40.0);
+    let mut sampler = Sampler::new(VOCAB);
+    let mut after = |history: &[TokenId]| draw(&mut sampler, &logits, &params, 0, history);
+    assert_eq!(after(&[space, space, space, space, a]), a, "b would end the word");
+    assert_eq!(after(&[space, space, space, a, space]), b);
+    assert_eq!(after(&[space, space, a]), b, "the prompt began it");
+    for wordless in ["", "  "] {
+        assert!(params.ban_words(&[wordless], encode).is_err());
+    }
+    assert!(params.ban_words(&["x"], |_| Vec::new()).is_err());
+}
+
+#[test]
+fn only_allowed_ids_are_drawn_and_logprobs_stay_raw() {
+    let logits = noise_row(VOCAB, 7, 8.0);
+    let best = argmax::argmax(&logits);
+    let allowed: Vec<TokenId> = [0, 17, 95].into_iter().map(TokenId).filter(|&id| id != best).collect();
+    let allow = |temperature| SamplingParams {
+        temperature,
+        allowed_token_ids: Some(allowed.clone()),
+        logprobs: Some(1),
+        ..SamplingParams::default()
+    };
+    let mut sampler = Sampler::new(VOCAB);
+    for (params, seed) in [(allow(0.0), 0), (allow(2.0), 1), (allow(2.0), 2)] {
+        let context = DrawContext { params: &params, seed, history: &[], prompt_len: 0 };
+        let drawn = sampler.draw(&logits, &context);
+        assert!(allowed.contains(&drawn.id));
+        let logprobs = drawn.logprobs.unwrap();
+        assert_eq!(logprobs.top[0].0, best, "alternatives are the model's own");
+        assert!(logprobs.logprob < logprobs.top[0].1);
+    }
+}
+
+#[test]
+fn a_request_that_would_mask_every_token_is_refused() {
+    let ok = SamplingParams { max_tokens: 9, eos_token_ids: tokens(&[1, 5_000]), ..SamplingParams::default() };
+    let allow = |ids: &[u32]| SamplingParams { allowed_token_ids: Some(tokens(ids)), ..ok.clone() };
+    for bad in [allow(&[]), allow(&[2, 1]), allow(&[2, 2]), allow(&[VOCAB as u32])] {
+        assert_eq!(refused(&bad), "allowed_token_ids");
+    }
+    assert_eq!(refused(&SamplingParams { min_tokens: 1, ..allow(&[1]) }), "allowed_token_ids");
+    assert_eq!(refused(&SamplingParams { bad_words: vec![tokens(&[3, 4])], ..allow(&[4]) }), "allowed_token_ids");
+    let ban = |words: Vec<Vec<TokenId>>| SamplingParams { bad_words: words, ..ok.clone() };
+    assert_eq!(refused(&ban(vec![vec![]])), "bad_words");
+    assert_eq!(refused(&ban(vec![tokens(&[1, VOCAB as u32])])), "bad_words");
+    assert_eq!(refused(&ban((0..VOCAB as u32).map(|id| tokens(&[id])).collect())), "bad_words");
+    assert_eq!(refused(&ban(vec![tokens(&[1]); 1025])), "bad_words");
+    for good in [
+        allow(&[1]),
+        SamplingParams { min_tokens: 1, ..allow(&[1, 2]) },
+        SamplingParams { min_tokens: 1, ignore_eos: true, ..allow(&[1]) },
+        SamplingParams { bad_words: vec![tokens(&[4, 3])], ..allow(&[4]) },
+    ] {
+        assert_eq!(good.validate(VOCAB as u32, 20), Ok(()));
+    }
 }
 
 #[test]

@@ -7,6 +7,8 @@ use crate::request::SamplingParams;
 
 /// The user's stop ids are looked through once per token.
 const MAX_STOP_TOKEN_IDS: usize = 1024;
+/// Banned sequences are compared with the end of the output once per token.
+const MAX_BAD_WORDS: usize = 1024;
 
 fn check(holds: bool, param: &str, message: impl FnOnce() -> String) -> Result<(), RequestError> {
     if holds { Ok(()) } else { Err(RequestError::invalid(param, message())) }
@@ -63,6 +65,21 @@ impl SamplingParams {
             })
         };
         let (num_stops, num_biases) = (self.stop_token_ids.len(), self.logit_bias.len());
+        let num_bad_words = self.bad_words.len();
+        check(num_bad_words <= MAX_BAD_WORDS, "bad_words", || {
+            format!("bad_words may have {MAX_BAD_WORDS} sequences at most, got {num_bad_words}")
+        })?;
+        for word in &self.bad_words {
+            check(!word.is_empty(), "bad_words", || "bad_words must not contain an empty sequence".to_string())?;
+            word.iter().try_for_each(|&token| known("bad_words", token))?;
+        }
+        if let Some(allowed) = &self.allowed_token_ids {
+            check(!allowed.is_empty(), "allowed_token_ids", || "allowed_token_ids must not be empty".to_string())?;
+            allowed.iter().try_for_each(|&token| known("allowed_token_ids", token))?;
+            check(allowed.is_sorted_by(|a, b| a < b), "allowed_token_ids", || {
+                "allowed_token_ids must be ascending".to_string()
+            })?;
+        }
         check(num_stops <= MAX_STOP_TOKEN_IDS, "stop_token_ids", || {
             format!("stop_token_ids may have {MAX_STOP_TOKEN_IDS} entries at most, got {num_stops}")
         })?;
@@ -71,10 +88,28 @@ impl SamplingParams {
         })?;
         self.logit_bias.iter().try_for_each(|&(token, _)| known("logit_bias", token))?;
         self.stop_token_ids.iter().try_for_each(|&token| known("stop_token_ids", token))?;
-        // min_tokens masks all stop ids: one id at least must be left to draw.
-        let masked = num_stops + self.eos_token_ids.len();
-        check(self.min_tokens == 0 || masked < vocab_size as usize, "stop_token_ids", || {
-            format!("with min_tokens there must be fewer than {vocab_size} stop ids, got {masked}")
+        self.check_some_id_is_left(vocab_size)
+    }
+
+    /// Some id must be left to draw at every step: one that is allowed and that no bad word ends with and, with
+    /// `min_tokens`, that is no stop id. What has been drawn does not count: a request is refused at once or never.
+    fn check_some_id_is_left(&self, vocab_size: u32) -> Result<(), RequestError> {
+        let eos = if self.ignore_eos { &[][..] } else { &self.eos_token_ids };
+        let stops = self.stop_token_ids.iter().chain(eos).filter(|_| self.min_tokens > 0);
+        let mut masked: Vec<TokenId> =
+            self.bad_words.iter().filter_map(|word| word.last()).chain(stops).copied().collect();
+        masked.retain(|token| token.0 < vocab_size);
+        masked.sort_unstable();
+        masked.dedup();
+        let (param, is_left) = match &self.allowed_token_ids {
+            Some(allowed) => ("allowed_token_ids", allowed.iter().any(|token| masked.binary_search(token).is_err())),
+            None if self.bad_words.is_empty() => ("stop_token_ids", masked.len() < vocab_size as usize),
+            None => ("bad_words", masked.len() < vocab_size as usize),
+        };
+        check(is_left, param, || {
+            format!(
+                "{param}: no token would be left to draw beside those of bad_words and, until min_tokens, the stop ids"
+            )
         })
     }
 }

@@ -3,6 +3,7 @@
 //! Invariant: one `Stats` snapshot per scrape, so that the series of one answer belong together.
 
 use std::fmt::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
@@ -17,6 +18,9 @@ pub struct EngineCollector {
     prefix: String,
     engine: Engine,
     cache_labels: Vec<(String, String)>,
+    /// The most that was told of the prompt tokens computed. The engine counts hits when a request starts and computed
+    /// tokens when they are, so that the difference falls when one ends in between: a counter may not.
+    computed_told: AtomicU64,
 }
 
 impl EngineCollector {
@@ -32,7 +36,7 @@ impl EngineCollector {
             ),
         ];
         labels.extend_from_slice(cache_labels);
-        Self { prefix: prefix.to_owned(), engine, cache_labels: labels }
+        Self { prefix: prefix.to_owned(), engine, cache_labels: labels, computed_told: AtomicU64::new(0) }
     }
 }
 
@@ -81,9 +85,16 @@ impl Writer<'_, '_> {
     }
 
     fn step_sizes(&mut self, stats: &Stats) -> Result<(), Error> {
-        let sizes = stats.counters.step_tokens_histogram.iter().enumerate();
-        let mut buckets: Vec<(f64, u64)> = sizes.map(|(i, count)| ((i as f64).exp2(), *count)).collect();
-        buckets.push((f64::MAX, 0));
+        // The engine counts by powers of two; vLLM's bounds are 1 and those from 8 to 16384.
+        let sizes = &stats.counters.step_tokens_histogram;
+        let mut buckets: Vec<(f64, u64)> = Vec::new();
+        let mut start = 0;
+        for exponent in std::iter::once(0).chain(3..=14) {
+            let end = sizes.len().min(exponent + 1);
+            buckets.push(((exponent as f64).exp2(), sizes[start..end].iter().sum()));
+            start = end;
+        }
+        buckets.push((f64::INFINITY, sizes[start..].iter().sum()));
         let name = format!("{}iteration_tokens_total", self.prefix);
         let mut encoder = self.encoder.encode_descriptor(&name, "Tokens per step", None, MetricType::Histogram)?;
         encoder.encode_histogram::<NoLabelSet>(
@@ -120,6 +131,7 @@ impl Collector for EngineCollector {
         w.counter("prompt_tokens", "Prompt tokens computed or found", stats.counters.prompt_tokens)?;
         w.counter("prompt_tokens_cached", "Prompt tokens found in the cache", hits)?;
         let computed = stats.counters.prompt_tokens.saturating_sub(hits);
+        let computed = computed.max(self.computed_told.fetch_max(computed, Ordering::Relaxed));
         w.family(
             "prompt_tokens_by_source",
             "Prompt tokens by where they came from",

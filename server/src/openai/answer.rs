@@ -6,7 +6,6 @@ use runtime::ids::TokenId;
 use runtime::request::TokenLogprobs;
 use runtime::text::TextModel;
 use serde::{Serialize, Serializer};
-use serde_json::{Map, Value, json};
 
 use crate::generate::{Generation, StopCause, TokenCounts};
 use crate::openai::params::Delivery;
@@ -78,23 +77,39 @@ impl Serialize for Logprob {
     }
 }
 
+/// A JSON object, in the order of its entries.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entries<K, V>(pub Vec<(K, V)>);
+
+impl<K: Serialize, V: Serialize> Serialize for Entries<K, V> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
+}
+
 /// vLLM's `prompt_logprobs`: per prompt token, from id to log-probability; null for the first.
-pub fn prompt_logprobs(text: &TextModel, prompt: &[TokenId], logprobs: &[Option<TokenLogprobs>]) -> Value {
+pub type PromptLogprobs = Vec<Option<Entries<TokenId, PromptLogprob>>>;
+
+/// One token that a prompt has, or could have had, at a position.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PromptLogprob {
+    logprob: Logprob,
+    rank: u32,
+    decoded_token: String,
+}
+
+/// The log-probabilities of `prompt` as the wire has them.
+pub fn prompt_logprobs(text: &TextModel, prompt: &[TokenId], logprobs: &[Option<TokenLogprobs>]) -> PromptLogprobs {
     let entry = |id: TokenId, logprob: f32, rank: u32| {
-        let value = json!({"logprob": Logprob(logprob), "rank": rank, "decoded_token": text.token_text(id)});
-        (id.to_string(), value)
+        (id, PromptLogprob { logprob: Logprob(logprob), rank, decoded_token: text.token_text(id) })
     };
-    let of_token = |(id, logprobs): (&TokenId, &Option<TokenLogprobs>)| {
-        let Some(logprobs) = logprobs else { return Value::Null };
-        let mut map = Map::from_iter([entry(*id, logprobs.logprob, logprobs.rank)]);
-        for (rank, (other, logprob)) in (1..).zip(&logprobs.top) {
-            if other != id {
-                map.extend([entry(*other, *logprob, rank)]);
-            }
-        }
-        Value::Object(map)
+    let of_token = |(&id, logprobs): (&TokenId, &Option<TokenLogprobs>)| {
+        let logprobs = logprobs.as_ref()?;
+        let others = (1..).zip(&logprobs.top).filter(|(_, (other, _))| *other != id);
+        let others = others.map(|(rank, &(other, logprob))| entry(other, logprob, rank));
+        Some(Entries(std::iter::once(entry(id, logprobs.logprob, logprobs.rank)).chain(others).collect()))
     };
-    Value::Array(prompt.iter().zip(logprobs).map(of_token).collect())
+    prompt.iter().zip(logprobs).map(of_token).collect()
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ const PROMPTING: Prompting = Prompting { param: "messages", default_max_tokens: 
 
 /// The fields that only a chat has.
 #[derive(Debug, Deserialize)]
-struct ChatBody {
+pub struct ChatBody {
     messages: Vec<Message>,
     logprobs: Option<bool>,
     top_logprobs: Option<Int>,

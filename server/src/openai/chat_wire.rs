@@ -7,9 +7,8 @@ use runtime::ids::TokenId;
 use runtime::request::FinishReason;
 use runtime::text::TextModel;
 use serde::Serialize;
-use serde_json::Value;
 
-use super::answer::{Head, Logprob, Usage, chunk_usage};
+use super::answer::{Head, Logprob, PromptLogprobs, Usage, chunk_usage};
 use super::params::Delivery;
 use crate::generate::{Delta, Generation, OutputToken, StopCause};
 use crate::state::AppState;
@@ -24,7 +23,7 @@ pub struct ChatCompletion {
     pub model: String,
     pub choices: Vec<ChatChoice>,
     pub usage: Usage,
-    pub prompt_logprobs: Option<Value>,
+    pub prompt_logprobs: Option<PromptLogprobs>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<TokenId>>,
 }

@@ -9,9 +9,8 @@ use runtime::ids::TokenId;
 use runtime::request::TokenLogprobs;
 use runtime::text::{TextModel, TextStreamOptions};
 use serde::Serialize;
-use serde_json::{Map, Value};
 
-use super::answer::{Head, Logprob, Usage, chunk_usage};
+use super::answer::{Entries, Head, Logprob, PromptLogprobs, Usage, chunk_usage};
 use super::params::Delivery;
 use crate::generate::{Delta, Generation, OutputToken, StopCause};
 use crate::state::AppState;
@@ -45,7 +44,7 @@ pub struct CompletionChoice {
     pub finish_reason: Option<&'static str>,
     pub stop_reason: Option<StopCause>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_logprobs: Option<Value>,
+    pub prompt_logprobs: Option<PromptLogprobs>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<TokenId>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +56,7 @@ pub struct CompletionChoice {
 pub struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<Logprob>>,
-    top_logprobs: Vec<Option<Map<String, Value>>>,
+    top_logprobs: Vec<Option<Entries<String, Logprob>>>,
     text_offset: Vec<usize>,
 }
 
@@ -66,12 +65,14 @@ impl CompletionLogprobs {
     fn push(&mut self, text: &TextModel, id: TokenId, offset: usize, logprobs: Option<&TokenLogprobs>) {
         let token = text.token_text(id);
         let top = logprobs.map(|logprobs| {
-            let mut top = Map::new();
+            let mut top: Vec<(String, Logprob)> = Vec::with_capacity(logprobs.top.len() + 1);
             for (other, logprob) in logprobs.top.iter().copied().chain([(id, logprobs.logprob)]) {
-                let logprob = serde_json::to_value(Logprob(logprob)).unwrap_or(Value::Null);
-                top.entry(text.token_text(other)).or_insert(logprob);
+                let token = text.token_text(other);
+                if top.iter().all(|(known, _)| *known != token) {
+                    top.push((token, Logprob(logprob)));
+                }
             }
-            top
+            Entries(top)
         });
         self.tokens.push(token);
         self.token_logprobs.push(logprobs.map(|logprobs| Logprob(logprobs.logprob)));

@@ -24,7 +24,7 @@ const PROMPTING: Prompting = Prompting { param: "prompt", default_max_tokens: So
 
 /// The fields that only a completion has.
 #[derive(Debug, Deserialize)]
-struct CompletionBody {
+pub struct CompletionBody {
     prompt: Option<Prompts>,
     echo: Option<bool>,
     logprobs: Option<Int>,

@@ -106,9 +106,15 @@ impl<'de> Visitor<'de> for LogitBiasVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
         let mut biases = Vec::new();
         while let Some((key, bias)) = map.next_entry::<String, f64>()? {
-            let id: u32 =
-                key.parse().map_err(|_| de::Error::custom(format!("'{}' is not a token id", key.escape_debug())))?;
-            biases.push((TokenId(id), bias));
+            let digits = key.bytes().all(|byte| byte.is_ascii_digit());
+            let id = key.parse().ok().filter(|_| digits).map(TokenId);
+            let id = id.ok_or_else(|| de::Error::custom(format!("'{}' is not a token id", key.escape_debug())))?;
+            biases.push((id, bias));
+        }
+        let mut ids: Vec<TokenId> = biases.iter().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(de::Error::custom(format!("token {} has two biases", twice[0])));
         }
         Ok(LogitBias(biases))
     }

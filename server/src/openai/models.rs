@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde::Serialize;
 
@@ -82,8 +83,12 @@ pub async fn list(State(state): State<Arc<AppState>>) -> Json<ModelList> {
 /// One name, which may contain `/`.
 ///
 /// # Errors
-/// 404 for a name that is not served.
-pub async fn get(State(state): State<Arc<AppState>>, Path(name): Path<String>) -> Result<Json<ModelCard>, ApiError> {
+/// 404 for a name that is not served, 400 for a path that is not UTF-8.
+pub async fn get(
+    State(state): State<Arc<AppState>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<ModelCard>, ApiError> {
+    let Path(name) = name.map_err(|problem| ApiError::new(problem.status(), problem.body_text()))?;
     if !state.names().contains(&name) {
         return Err(ApiError::unknown_model(&name));
     }

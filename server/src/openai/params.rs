@@ -8,7 +8,7 @@ use std::sync::Arc;
 use runtime::engine::EngineConfig;
 use runtime::ids::TokenId;
 use runtime::request::SamplingParams;
-use runtime::text::{GenerationDefaults, TextStreamOptions};
+use runtime::text::{TextModel, TextStreamOptions};
 use serde::Deserialize;
 
 use super::fields::{Id, Int, LogitBias, Strings};
@@ -19,6 +19,10 @@ use crate::error::ApiError;
 const MAX_STOP_STRINGS: usize = 4;
 /// Longest stop string, in characters; the text side holds back this much.
 const MAX_STOP_CHARS: usize = 1024;
+/// Most bad words of a request; each may be two sequences of ids.
+const MAX_BAD_WORDS: usize = 512;
+/// Longest bad word.
+const MAX_BAD_WORD_BYTES: usize = 256;
 /// Longest cache salt, in characters.
 const MAX_SALT_CHARS: usize = 128;
 
@@ -33,6 +37,8 @@ pub struct SharedBody {
     pub repetition_penalty: Option<f64>,
     pub presence_penalty: Option<f64>,
     pub frequency_penalty: Option<f64>,
+    pub allowed_token_ids: Option<Vec<Id>>,
+    pub bad_words: Option<Vec<String>>,
     pub logit_bias: Option<LogitBias>,
     pub seed: Option<Int>,
     pub stop: Option<Strings>,
@@ -47,6 +53,7 @@ pub struct SharedBody {
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub prompt_logprobs: Option<Int>,
+    pub priority: Option<Int>,
     pub cache_salt: Option<String>,
     pub truncate_prompt_tokens: Option<Int>,
     pub truncation_side: Option<TruncationSide>,
@@ -108,14 +115,17 @@ pub fn integer(param: &'static str, value: Int, min: i64, max: u32) -> Result<u3
 }
 
 impl SharedBody {
-    /// Checks the fields; `eos` are the model's end-of-sequence ids.
+    /// Checks the fields; `model` encodes bad words and knows the end-of-sequence ids.
     ///
     /// # Errors
     /// 400 naming the field.
-    pub fn check(self, config: &ServerConfig, engine: &EngineConfig, eos: &[TokenId]) -> Result<Shared, ApiError> {
+    pub fn check(self, config: &ServerConfig, engine: &EngineConfig, model: &TextModel) -> Result<Shared, ApiError> {
         let delivery = self.delivery(config)?;
-        let params = self.sampling(&config.generation_defaults, engine, eos)?;
+        let params = self.sampling(config, engine, model)?;
         let text = self.text_options(params.min_tokens)?;
+        if self.priority.is_some_and(|priority| priority.0 != 0) {
+            return Err(ApiError::invalid("priority", "priority must be 0: requests are served in order of arrival"));
+        }
         let n = self.n.map_or(Ok(1), |n| integer("n", n, 1, config.max_choices(engine)))?;
         if n > 1 && params.is_greedy() {
             return Err(ApiError::invalid(
@@ -185,15 +195,16 @@ impl SharedBody {
 
     fn sampling(
         &self,
-        defaults: &GenerationDefaults,
+        config: &ServerConfig,
         engine: &EngineConfig,
-        eos: &[TokenId],
+        model: &TextModel,
     ) -> Result<SamplingParams, ApiError> {
+        let defaults = &config.generation_defaults;
         let base = SamplingParams::default();
         let float = |given: Option<f64>, default: Option<f32>, base: f32| {
             given.map_or(default.unwrap_or(base), |given| given as f32)
         };
-        Ok(SamplingParams {
+        let mut params = SamplingParams {
             temperature: float(self.temperature, defaults.temperature, base.temperature),
             top_p: float(self.top_p, defaults.top_p, base.top_p),
             top_k: match self.top_k {
@@ -205,20 +216,36 @@ impl SharedBody {
             repetition_penalty: float(self.repetition_penalty, defaults.repetition_penalty, base.repetition_penalty),
             presence_penalty: float(self.presence_penalty, None, base.presence_penalty),
             frequency_penalty: float(self.frequency_penalty, None, base.frequency_penalty),
+            allowed_token_ids: self.allowed_ids(),
             logit_bias: self.biases(),
             seed: self.seed.filter(|seed| seed.0 != -1).map(|seed| seed.0 as u64),
             min_tokens: self
                 .min_tokens
                 .map_or(Ok(0), |tokens| integer("min_tokens", tokens, 0, engine.max_model_len))?,
             stop_token_ids: self.stop_token_ids.iter().flatten().map(|id| id.0).collect(),
-            eos_token_ids: eos.to_vec(),
+            eos_token_ids: model.eos_token_ids().to_vec(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
             prompt_logprobs: self
                 .prompt_logprobs
                 .map(|top| integer("prompt_logprobs", top, 0, engine.max_logprobs))
                 .transpose()?,
             ..base
-        })
+        };
+        let bad_words = self.bad_words.as_deref().unwrap_or_default();
+        if bad_words.len() > MAX_BAD_WORDS || bad_words.iter().any(|word| word.len() > MAX_BAD_WORD_BYTES) {
+            let message = format!("bad_words may have {MAX_BAD_WORDS} words of {MAX_BAD_WORD_BYTES} bytes at most");
+            return Err(ApiError::invalid("bad_words", message));
+        }
+        params.ban_words(bad_words, |word| model.encode(word, false, true))?;
+        Ok(params)
+    }
+
+    /// As `SamplingParams` wants them: ascending.
+    fn allowed_ids(&self) -> Option<Vec<TokenId>> {
+        let mut ids: Vec<TokenId> = self.allowed_token_ids.as_ref()?.iter().map(|id| id.0).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        Some(ids)
     }
 
     fn biases(&self) -> Vec<(TokenId, f32)> {

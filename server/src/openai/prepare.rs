@@ -36,7 +36,7 @@ pub struct Checked<B> {
 /// 503 when it does not; whatever is wrong with the body.
 pub async fn read(state: &AppState, request: Request) -> Result<Bytes, ApiError> {
     state.ready()?;
-    body::read_json(request, state.config.max_body_bytes).await
+    body::read_json(request, state.config.max_body_bytes, state.config.socket_timeout()).await
 }
 
 /// Parses a body and checks its shared fields.
@@ -48,7 +48,7 @@ pub fn check<B: DeserializeOwned>(state: &AppState, bytes: &[u8]) -> Result<Chec
     let shared: SharedBody = body::parse(bytes)?;
     let own = body::parse(bytes)?;
     let model = state.model_name(shared.model.as_deref())?;
-    let shared = shared.check(&state.config, state.engine.config(), state.text.eos_token_ids())?;
+    let shared = shared.check(&state.config, state.engine.config(), &state.text)?;
     Ok(Checked { own, shared, model })
 }
 

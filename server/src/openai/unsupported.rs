@@ -60,9 +60,7 @@ fn no_choice(given: &Given) -> bool {
 }
 
 const UNSUPPORTED: &[(&str, Harmless)] = &[
-    ("allowed_token_ids", nothing),
     ("audio", nothing),
-    ("bad_words", unset),
     ("best_of", at_most_one),
     ("function_call", no_choice),
     ("functions", nothing),
@@ -75,7 +73,6 @@ const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("kv_transfer_params", nothing),
     ("logits_processors", unset),
     ("modalities", text_only),
-    ("priority", unset),
     ("prompt_embeds", unset),
     ("repetition_detection", nothing),
     ("response_format", text_only),
@@ -214,7 +211,6 @@ mod tests {
             ("guided_json", "{}"),
             ("best_of", "2"),
             ("suffix", r#""end""#),
-            ("priority", "-1"),
             ("modalities", r#"["text","audio"]"#),
             ("use_beam_search", "true"),
         ] {
@@ -227,7 +223,7 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_passes() {
         let body = br#"{"tools":null,"tool_choice":"none","response_format":{"type":"text"},"best_of":1,"suffix":null,
-            "priority":0,"modalities":["text"],"use_beam_search":false,"bad_words":[],"a_field_of_tomorrow":{"x":[1]}}"#;
+            "modalities":["text"],"use_beam_search":false,"a_field_of_tomorrow":{"x":[1]}}"#;
         assert_eq!(refuse_unsupported(body), Ok(()));
     }
 }

@@ -69,6 +69,9 @@ fn field() -> impl Strategy<Value = &'static str> {
         "response_format",
         "tokens",
         "add_special_tokens",
+        "allowed_token_ids",
+        "bad_words",
+        "priority",
         "something_else",
     ])
 }

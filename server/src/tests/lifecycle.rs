@@ -9,11 +9,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use futures_core::Stream;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::AsyncReadExt;
 use tower::ServiceExt;
 
 use super::script::CORRUPT;
+use super::sockets::{Listening, completion, rest};
 use super::{Server, json_request};
 use crate::router;
 
@@ -186,6 +186,8 @@ async fn metrics_count_what_happened_under_vllms_names() {
         ("vllm:request_params_max_tokens_sum", 18.0),
         ("vllm:request_params_n_sum", 2.0),
         ("vllm:iteration_tokens_total_count", server.controls.num_steps() as f64),
+        ("vllm:iteration_tokens_total_bucket{le=\"+Inf\"}", server.controls.num_steps() as f64),
+        ("vllm:admission_rejections_total{reason=\"max_num_queued_tokens\"}", 0.0),
         ("vllm:num_preemptions_total", 0.0),
         ("vllm:cache_config_info{block_size=\"4\"}", 1.0),
         ("vllm:cache_config_info{num_gpu_blocks=\"512\"}", 1.0),
@@ -201,41 +203,30 @@ async fn metrics_count_what_happened_under_vllms_names() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_drain_lets_running_requests_end_and_refuses_new_ones() {
-    let server = Server::new();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let address = listener.local_addr().expect("an address");
-    let (stop, signals) = tokio::sync::mpsc::channel(2);
-    let serving = tokio::spawn(crate::serve(listener, Arc::clone(&server.state), signals));
+    let listening = Listening::start(Server::new());
+    let server = &listening.server;
     server.controls.hold_after(1);
-    let mut socket = TcpStream::connect(address).await.expect("the server listens");
-    let body = long(true).to_string();
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length";
-    socket.write_all(format!("{head}: {}\r\n\r\n{body}", body.len()).as_bytes()).await.expect("sent");
+    let mut running = listening.send(&completion("1.1", "", &long(true))).await;
     let mut first = [0; 12];
-    socket.read_exact(&mut first).await.expect("the answer begins");
+    running.read_exact(&mut first).await.expect("the answer begins");
     assert_eq!(&first, b"HTTP/1.1 200");
-    stop.send(()).await.expect("the server listens");
+    listening.stop.send(()).await.expect("the server listens");
     while server.get("/health").await.status.as_u16() == 200 {
         tokio::task::yield_now().await;
     }
     server.complete(long(false)).await.refused(503);
     server.controls.release();
-    let mut rest = Vec::new();
-    socket.read_to_end(&mut rest).await.expect("the answer ends");
-    let rest = String::from_utf8_lossy(&rest);
+    let rest = rest(running).await;
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
-    serving.await.expect("joined").expect("a clean end");
+    listening.serving.await.expect("joined").expect("a clean end");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_server_ends_with_an_error_when_its_engine_fails() {
-    let server = Server::new();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let (_stop, signals) = tokio::sync::mpsc::channel(2);
-    let serving = tokio::spawn(crate::serve(listener, Arc::clone(&server.state), signals));
-    server.controls.fail();
-    server.complete(long(false)).await.refused(500);
-    let ended = serving.await.expect("joined");
+    let listening = Listening::start(Server::new());
+    listening.server.controls.fail();
+    listening.server.complete(long(false)).await.refused(500);
+    let ended = listening.serving.await.expect("joined");
     assert!(matches!(&ended, Err(crate::ServeError::Engine(why)) if why.contains("on purpose")), "{ended:?}");
 }
 

@@ -6,14 +6,17 @@ mod body_fuzz;
 mod chat;
 mod completions;
 mod lifecycle;
+mod openapi;
 mod refusals;
 mod script;
+mod sockets;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
+use axum::response::Response;
 use runtime::engine::{Engine, EngineConfig};
 use runtime::ids::TokenId;
 use runtime::text::TextModel;
@@ -41,6 +44,13 @@ struct Answer {
 }
 
 impl Answer {
+    async fn of(response: Response) -> Self {
+        let (parts, body) = response.into_parts();
+        let body = to_bytes(body, usize::MAX).await.expect("the body is whole");
+        let body = String::from_utf8(body.to_vec()).expect("answers are UTF-8");
+        Self { status: parts.status, headers: parts.headers, body }
+    }
+
     fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
@@ -99,11 +109,7 @@ impl Server {
     }
 
     async fn send(&self, request: Request<Body>) -> Answer {
-        let response = router(Arc::clone(&self.state)).oneshot(request).await.expect("the router answers");
-        let (parts, body) = response.into_parts();
-        let body = to_bytes(body, usize::MAX).await.expect("the body is whole");
-        let body = String::from_utf8(body.to_vec()).expect("answers are UTF-8");
-        Answer { status: parts.status, headers: parts.headers, body }
+        Answer::of(router(Arc::clone(&self.state)).oneshot(request).await.expect("the router answers")).await
     }
 
     async fn get(&self, path: &str) -> Answer {

@@ -1,10 +1,13 @@
 //! Bad input: each a clear error that names the thing, in one shape.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
+use tower::ServiceExt;
 
-use super::{Server, json_request};
+use super::{Answer, Server, json_request};
 
 /// A chat body with one field changed.
 fn chat(field: &str, value: Value) -> Value {
@@ -63,6 +66,18 @@ async fn a_bad_value_is_400_and_names_its_field() {
         ("echo", json!(true)),
         ("tools", json!([])),
         ("response_format", json!({"type": "json_object"})),
+        ("priority", json!(1)),
+        ("priority", json!("high")),
+        ("allowed_token_ids", json!([])),
+        ("allowed_token_ids", json!([1, 512])),
+        ("allowed_token_ids", json!(1)),
+        ("bad_words", json!([""])),
+        ("bad_words", json!(["a", "  "])),
+        ("bad_words", json!("a")),
+        ("bad_words", json!(vec!["a"; 513])),
+        ("bad_words", json!(["a".repeat(257)])),
+        ("logit_bias", json!({"+1": 1})),
+        ("logit_bias", json!({"1": 1, "01": 1})),
     ];
     for (field, value) in cases {
         let answer = server.chat(chat(field, value.clone())).await;
@@ -145,6 +160,86 @@ async fn ids_outside_the_vocabulary_do_not_touch_a_running_neighbour() {
 }
 
 #[tokio::test]
+async fn options_that_would_leave_no_token_are_refused() {
+    let server = Server::new();
+    let every_id: Vec<u32> = (0..512).collect();
+    let eos: Vec<u32> = server.state.text.eos_token_ids().iter().map(|id| id.0).collect();
+    let letter: Vec<u32> = server.encode("a").iter().map(|id| id.0).collect();
+    for (field, options) in [
+        ("stop_token_ids", json!({"min_tokens": 1, "stop_token_ids": every_id})),
+        ("allowed_token_ids", json!({"min_tokens": 1, "allowed_token_ids": eos})),
+        ("allowed_token_ids", json!({"bad_words": ["a"], "allowed_token_ids": letter})),
+    ] {
+        let mut body = json!({"prompt": "a", "max_tokens": 2});
+        body.as_object_mut().expect("an object").extend(options.as_object().expect("an object").clone());
+        assert_eq!(server.complete(body).await.refused(400).as_deref(), Some(field));
+    }
+    assert_eq!(server.controls.num_steps(), 0);
+    let body = json!({"prompt": "a", "max_tokens": 2, "min_tokens": 1, "ignore_eos": true, "allowed_token_ids": eos});
+    assert_eq!(server.complete(body).await.status.as_u16(), 200, "eos ids that are ignored are not masked");
+}
+
+#[tokio::test]
+async fn json_at_its_edges() {
+    let server = Server::new();
+    let send = async |fields: &str| {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "Hi"}}], {fields}}}"#);
+        server.send(json_request("/v1/chat/completions", body)).await
+    };
+    let deep = |field: &str| format!("\"max_tokens\": 2, \"{field}\": {}1{}", "[".repeat(10_000), "]".repeat(10_000));
+    for good in [
+        r#""max_tokens": 2.0, "seed": -0, "temperature": -0.0"#,
+        r#""max_tokens": 2, "n": null, "stop": null, "logit_bias": null, "stream_options": null, "tools": null"#,
+        r#""max_tokens": 2, "seed": 9223372036854775807"#,
+        r#""max_tokens": 2, "logit_bias": {"7": 1e300}"#,
+        r#""max_tokens": 2, "stop": "\ud83d\ude00\u0000", "tomorrow": 1, "tomorrow": 2"#,
+        &deep("tomorrow"),
+    ] {
+        assert_eq!(send(good).await.status.as_u16(), 200, "{good:.90}");
+    }
+    for (bad, param) in [
+        (r#""max_tokens": 2.5"#, Some("max_tokens")),
+        (r#""max_tokens": -0.0"#, Some("max_tokens")),
+        (r#""max_tokens": 18446744073709551616"#, Some("max_tokens")),
+        (r#""max_tokens": "2""#, Some("max_tokens")),
+        (r#""max_tokens": true"#, Some("max_tokens")),
+        (r#""seed": 9223372036854775808"#, Some("seed")),
+        (r#""seed": 1e19"#, Some("seed")),
+        (r#""repetition_penalty": 1e39"#, Some("repetition_penalty")),
+        (r#""repetition_penalty": 1e-60"#, Some("repetition_penalty")),
+        (r#""top_p": 1e-60"#, Some("top_p")),
+        (r#""max_tokens": 1, "max_tokens": 2"#, Some("max_tokens")),
+        (r#""tools": null, "tools": []"#, Some("tools")),
+        (r#""temperature": 1e400"#, None),
+        (r#""temperature": NaN"#, None),
+        (r#""temperature": 01"#, None),
+        (r#""stop": "\ud800""#, None),
+        ("\"stop\": \"a\u{1}b\"", None),
+        (r#""tools": null,"#, None),
+        (&deep("documents"), None),
+        (&deep("response_format"), None),
+    ] {
+        let answer = send(bad).await;
+        assert_eq!(answer.refused(400).as_deref(), param, "{bad:.90}: {}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_is_500_and_the_next_request_is_served() {
+    async fn panics() {
+        panic!("on purpose")
+    }
+    let server = Server::new();
+    let router = crate::routes::guard(vec![("/panic", axum::routing::get(panics))], Arc::clone(&server.state));
+    for _ in 0..2 {
+        let request = Request::get("/panic").body(Body::empty()).expect("a request");
+        let answer = Answer::of(router.clone().oneshot(request).await.expect("the router answers")).await;
+        answer.refused(500);
+        assert!(!answer.body.contains("on purpose"), "{}", answer.body);
+    }
+}
+
+#[tokio::test]
 async fn bodies_that_are_not_json_are_400_413_or_415() {
     let server = Server::with(|config, _| config.max_body_bytes = 4096);
     let path = "/v1/chat/completions";
@@ -161,6 +256,11 @@ async fn bodies_that_are_not_json_are_400_413_or_415() {
             request = request.header("content-type", kind);
         }
         server.send(request.body(Body::from("{}")).expect("a request")).await.refused(415);
+    }
+    for (encoding, status) in [("gzip", 415), ("identity", 400)] {
+        let request = Request::post(path).header("content-type", "application/json; charset=utf-8");
+        let request = request.header("content-encoding", encoding).body(Body::from("{}"));
+        server.send(request.expect("a request")).await.refused(status);
     }
     let large = chat("user", json!("x".repeat(5000)));
     server.chat(large).await.refused(413);
@@ -200,6 +300,8 @@ async fn paths_methods_and_models_that_are_not_there() {
     server.post("/v1/responses", "{}").await.refused(501);
     server.post("/v1/messages/count_tokens", "{}").await.refused(501);
     server.post("/reset_prefix_cache", "{}").await.refused(404);
+    server.get("/v1/models/%ff").await.refused(400);
+    server.get("/v1/models/org%zz").await.refused(404);
     assert_eq!(server.chat(chat("model", json!("gpt-x"))).await.refused(404).as_deref(), Some("model"));
 }
 

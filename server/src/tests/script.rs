@@ -20,6 +20,7 @@ pub const CORRUPT: TokenId = TokenId(5);
 #[derive(Clone, Debug, Default)]
 pub struct Controls {
     fail: Arc<AtomicBool>,
+    panic: Arc<AtomicBool>,
     /// Steps that may still end; `None` is all.
     allowed: Arc<(Mutex<Option<u64>>, Condvar)>,
     num_steps: Arc<AtomicU64>,
@@ -29,6 +30,11 @@ impl Controls {
     /// The next step fails.
     pub fn fail(&self) {
         self.fail.store(true, Ordering::SeqCst);
+    }
+
+    /// The next step panics.
+    pub fn panic(&self) {
+        self.panic.store(true, Ordering::SeqCst);
     }
 
     /// After `num_steps` more steps none ends until `release`.
@@ -111,6 +117,7 @@ impl StepRunner for Script {
         if self.controls.fail.load(Ordering::SeqCst) {
             return Err(DeviceError::Failed("on purpose".into()));
         }
+        assert!(!self.controls.panic.load(Ordering::SeqCst), "a step panics on purpose");
         let plan = self.plan.take().expect("a submitted step");
         for row in &plan.released {
             self.rows.remove(row);

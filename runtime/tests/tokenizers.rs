@@ -6,9 +6,11 @@
 
 use std::path::{Path, PathBuf};
 
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use runtime::ids::TokenId;
 use runtime::text::{ChatInput, TextModel, TextStreamOptions};
-use runtime::weights::Checkpoint;
+use runtime::weights::{Checkpoint, Container};
 use serde_json::{Map, Value, json};
 
 const BYTE_LEVEL: [&str; 6] = ["smollm", "llama-bpe", "qwen2", "gpt-2", "default", "tekken"];
@@ -123,6 +125,83 @@ fn plain_text_comes_back() {
     }
 }
 
+/// Long runs, scripts without spaces, lone marks and joiners, control characters.
+#[test]
+fn hard_texts_give_the_official_ids() {
+    let hard = read("hard.json");
+    let texts: Vec<Vec<(String, usize)>> = serde_json::from_value(hard["texts"].clone()).expect("pieces and times");
+    for name in ALL {
+        let (gguf, json) = (from_gguf(name), from_json(name));
+        for (index, pieces) in texts.iter().enumerate() {
+            let text: String = pieces.iter().map(|(piece, times)| piece.repeat(*times)).collect();
+            let expected = ids(&hard["ids"][name][index]);
+            assert!(gguf.encode(&text, false, true) == expected, "{name}: {pieces:?} from GGUF");
+            assert!(json.encode(&text, false, true) == expected, "{name}: {pieces:?} from tokenizer.json");
+        }
+    }
+}
+
+/// 100 kB without a break: neither the patterns' backtracking nor the merges give up.
+#[test]
+fn long_texts_without_a_break_come_back() {
+    for name in ALL {
+        let model = from_gguf(name);
+        for piece in ["a", "the", " ", "\n", " \n", "1", "日", "é", "😀", "\u{301}", "-", "'s", "aA", "\u{200d}"] {
+            let text = format!("{}x", piece.repeat(100_000 / piece.len()));
+            let ids = model.encode(&text, false, false);
+            assert!(model.decode(&ids, false) == text, "{name}: {piece:?}");
+        }
+    }
+}
+
+/// What is put around a text: `add_bos_token` and its like in tokenizer_config.json do not count beside a tokenizer.json.
+#[test]
+fn texts_start_as_transformers_has_them() {
+    for (index, case) in read("added_bos.json")["cases"].as_array().expect("a list").iter().enumerate() {
+        let dir = std::env::temp_dir().join(format!("kittiwake-added-bos-{}-{index}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let name = case["tokenizer"].as_str().expect("a name");
+        let tokenizer = fixtures().join(format!("tokenizers/{name}.json"));
+        std::fs::copy(tokenizer, dir.join("tokenizer.json")).expect("copies");
+        std::fs::write(dir.join("tokenizer_config.json"), case["config"].to_string()).expect("writes");
+        let checkpoint = Checkpoint::open(&fixtures().join("llama-tiny")).expect("opens");
+        let model = TextModel::load(&checkpoint, Some(&dir), None);
+        std::fs::remove_dir_all(&dir).expect("removes");
+        assert_eq!(model.expect("loads").encode("Hello", true, true), ids(&case["ids"]), "{}", case["config"]);
+    }
+}
+
+/// Any ids, those past the vocabulary too: streaming is decoding, and each step only adds text. For byte-level
+/// vocabularies it is the library's decoding; a SentencePiece one has it replace whole runs of bytes instead.
+#[test]
+fn any_ids_stream_as_they_decode() {
+    // Every other one is a byte or a special token of some vocabulary: broken characters are common.
+    let draws = prop::collection::vec(prop_oneof![0u32..262, 0u32..1700], 0..80);
+    for name in ALL {
+        let (models, library) = ([from_gguf(name), from_json(name)], library(name));
+        let mut runner = TestRunner::new(ProptestConfig::with_cases(300));
+        let outcome = runner.run(&(draws.clone(), any::<bool>()), |(raw, skip)| {
+            let ids: Vec<TokenId> = raw.iter().copied().map(TokenId).collect();
+            let whole = models[0].decode(&ids, skip);
+            for model in &models {
+                let mut detokenizer = model.detokenizer(skip, false);
+                let mut text = String::new();
+                for &id in &ids {
+                    text.push_str(&detokenizer.push(id));
+                    prop_assert!(whole.starts_with(&text));
+                }
+                text.push_str(&detokenizer.flush());
+                prop_assert_eq!(&text, &whole);
+            }
+            if name != "llama" {
+                prop_assert_eq!(library.decode(&raw, skip).expect("decodes"), whole);
+            }
+            Ok(())
+        });
+        outcome.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
 /// A prompt's continuation keeps the space that starts it; a text of its own does not.
 #[test]
 fn a_continuation_keeps_its_space() {
@@ -144,6 +223,69 @@ fn special_ids_of_gguf_files() {
     assert!(!model.is_special(id("<tool_call>")), "user-defined tokens are text");
     let model = from_gguf("llama");
     assert_eq!((model.bos_token_id(), model.eos_token_ids()), (Some(TokenId(1)), &[TokenId(2)][..]));
+}
+
+/// The end tokens of a directory: those of the tokenizer, of config.json and of generation_config.json that exist.
+#[test]
+fn end_tokens_come_from_every_file() {
+    let dir = fixtures().join("llama-tiny");
+    let eos = |config: Value, generation_config: Value| {
+        let mut checkpoint = Checkpoint::open(&dir).expect("opens");
+        checkpoint.container = Container::HuggingFace { config, generation_config: Some(generation_config) };
+        TextModel::load(&checkpoint, None, None).map(|model| model.eos_token_ids().to_vec())
+    };
+    let im_end = TokenId(511);
+    assert_eq!(eos(json!({}), json!({})).expect("loads"), [im_end]);
+    let listed = eos(json!({"eos_token_id": 510}), json!({"eos_token_id": [509, 99_999, 511]})).expect("loads");
+    assert_eq!(listed, [TokenId(509), TokenId(510), im_end]);
+    let error = eos(json!({}), json!({"eos_token_id": [-1]})).expect_err("not an id").to_string();
+    assert!(error.contains("generation_config.json: eos_token_id: expected a token id"), "{error}");
+}
+
+/// A broken tokenizer.json is an error that names the file, also where the library panics.
+#[test]
+fn broken_tokenizer_files_are_named() {
+    let dir = std::env::temp_dir().join(format!("kittiwake-broken-tokenizer-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let file = dir.join("tokenizer.json");
+    let checkpoint = Checkpoint::open(&fixtures().join("llama-tiny")).expect("opens");
+    let sound = read("smollm.json");
+    let broken: [(&str, Value, &str); 7] = [
+        (
+            "/post_processor",
+            json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}], "pair": [], "special_tokens": {}}),
+            "cannot take it",
+        ),
+        ("/model/continuing_subword_prefix", json!("a prefix longer than the pieces"), "tokenizer"),
+        ("/model/dropout", json!(0.1), "model.dropout at byte 0: 0.1"),
+        ("/model/vocab", json!([]), "tokenizer"),
+        ("/model/merges", json!([["a"]]), "tokenizer"),
+        (
+            "/pre_tokenizer",
+            json!({"type": "Split", "pattern": {"Regex": "(("}, "behavior": "Isolated", "invert": false}),
+            "tokenizer",
+        ),
+        ("/decoder", json!({"type": "WordPiece", "prefix": "##", "cleanup": true}), "tokenizer decoder"),
+    ];
+    for (place, value, expected) in broken {
+        let mut document = sound.clone();
+        *document.pointer_mut(place).expect(place) = value;
+        std::fs::write(&file, document.to_string()).expect("writes");
+        let error = TextModel::load(&checkpoint, Some(&file), None).expect_err(place).to_string();
+        assert!(error.contains("tokenizer.json: ") && error.contains(expected), "{place}: {error}");
+    }
+    std::fs::write(dir.join("tokenizer.json"), sound.to_string()).expect("writes");
+    for (config, expected) in [
+        (json!({"bos_token": 5}), "tokenizer_config.json: bos_token: expected a token, got 5"),
+        (json!({"chat_template": {"a": 1}}), "tokenizer_config.json: chat_template: expected a template"),
+        (json!({"chat_template": [{"name": "default"}]}), "chat_template: expected a list of names and templates"),
+        (json!([]), "tokenizer_config.json: JSON at byte 0: expected an object"),
+    ] {
+        std::fs::write(dir.join("tokenizer_config.json"), config.to_string()).expect("writes");
+        let error = TextModel::load(&checkpoint, Some(&dir), None).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    std::fs::remove_dir_all(&dir).expect("removes");
 }
 
 /// Every special-token string, in every role and as a role, whole, split over messages, in another case, at the edge of
@@ -228,4 +370,42 @@ fn chats_equal_transformers() {
         assert_eq!(model.render_chat(&input).expect("renders"), case["text"]);
         assert_eq!(model.encode_chat(&input).expect("renders"), ids(&case["ids"]));
     }
+}
+
+/// Hand-written templates with the constructs of the well-known ones: the same text, or an error in both.
+#[test]
+fn templates_render_as_in_transformers() {
+    let path = fixtures().join("templates.json");
+    let golden: Value = serde_json::from_slice(&std::fs::read(path).expect("the fixture is there")).expect("JSON");
+    let checkpoint = Checkpoint::open(&fixtures().join("tokenizers/smollm.gguf")).expect("opens");
+    let chats = golden["chats"].as_array().expect("a list");
+    let none = Map::new();
+    let mut wrong = Vec::new();
+    for case in golden["cases"].as_array().expect("a list") {
+        let template = golden["templates"][case["template"].as_str().expect("a name")].as_str().expect("a template");
+        let model = TextModel::load(&checkpoint, None, Some(template)).expect("parses");
+        let chat = chats.iter().find(|chat| chat["name"] == case["chat"]).expect("the chat is there");
+        let rendered = model.render_chat(&ChatInput {
+            messages: &chat["messages"],
+            add_generation_prompt: chat["add_generation_prompt"] != false,
+            continue_final_message: false,
+            kwargs: chat["kwargs"].as_object().unwrap_or(&none),
+        });
+        let agrees = match (&rendered, case["text"].as_str()) {
+            (Ok(text), Some(expected)) => text == expected,
+            (Err(error), None) if case["template"] == "raises" => {
+                error.to_string() == format!("chat template: {}", case["error"].as_str().expect("an error"))
+            }
+            (rendered, expected) => rendered.is_err() && expected.is_none(),
+        };
+        if !agrees {
+            wrong.push(format!(
+                "{} of {}: expected {:?}, got {rendered:?}",
+                case["template"],
+                case["chat"],
+                case.get("text")
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

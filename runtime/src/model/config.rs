@@ -28,6 +28,37 @@ const VOCAB: Key = Key { hf: "vocab_size", gguf: "vocab_size" };
 const MAX_POSITION: Key = Key { hf: "max_position_embeddings", gguf: "context_length" };
 const RMS_EPS: Key = Key { hf: "rms_norm_eps", gguf: "attention.layer_norm_rms_epsilon" };
 
+/// Settings of `config.json` that change the answer and are not built, with the value that means "off", as `null` does.
+const HF_OFF: &[(&str, f64)] = &[
+    ("use_sliding_window", 0.0),
+    ("partial_rotary_factor", 1.0),
+    ("attn_logit_softcapping", 0.0),
+    ("final_logit_softcapping", 0.0),
+    ("query_pre_attn_scalar", 0.0),
+    ("attention_multiplier", 0.0),
+    ("embedding_multiplier", 1.0),
+    ("residual_multiplier", 1.0),
+    ("logits_scaling", 1.0),
+    ("logit_scale", 1.0),
+    ("clip_qkv", 0.0),
+];
+
+/// The same of GGUF metadata, after `<architecture>.`.
+const GGUF_OFF: &[(&str, f64)] = &[
+    ("attention.sliding_window", 0.0),
+    ("expert_count", 0.0),
+    ("attn_logit_softcapping", 0.0),
+    ("final_logit_softcapping", 0.0),
+    ("attention.scale", 0.0),
+    ("attention.clamp_kqv", 0.0),
+    ("attention.max_alibi_bias", 0.0),
+    ("attention.temperature_scale", 0.0),
+    ("embedding_scale", 1.0),
+    ("residual_scale", 1.0),
+    ("logit_scale", 1.0),
+    ("rope.scaling.attn_factor", 1.0),
+];
+
 /// Far above any model, so that products of two sizes stay in range.
 const MAX_SIZE: u32 = 1 << 22;
 
@@ -198,36 +229,51 @@ impl<'a> Reader<'a> {
     /// What would change the answer and is not built.
     fn refuse_unsupported(&self, head_dim: u32) -> Result<(), LoadError> {
         match self.source {
-            Source::Gguf { metadata, architecture } => {
-                for (suffix, only) in [
-                    ("rope.dimension_count", head_dim),
-                    ("attention.value_length", head_dim),
-                    ("attention.sliding_window", 0),
-                    ("expert_count", 0),
-                ] {
-                    let key = format!("{architecture}.{suffix}");
-                    if let Some(value) = metadata.u32(&key)?.filter(|&value| value != only) {
-                        return Err(self.unsupported("setting", format!("{key} = {value}"), &only.to_string()));
-                    }
-                }
-            }
-            Source::HuggingFace { config, .. } => {
-                if let Some(act) = present(config, "hidden_act").filter(|act| act.as_str() != Some("silu")) {
-                    return Err(self.unsupported("hidden_act", act.to_string(), "silu"));
-                }
-                if self.hf_bool("use_sliding_window")? == Some(true) {
-                    return Err(self.unsupported("setting", "use_sliding_window = true", "false"));
-                }
-                if let Some(factor) = self.hf_f32(config, "partial_rotary_factor")?.filter(|&factor| factor != 1.0) {
-                    return Err(self.unsupported("partial_rotary_factor", factor.to_string(), "1"));
-                }
-                if let Some(quantisation) = present(config, "quantization_config") {
-                    let method = quantisation.get("quant_method").unwrap_or(quantisation).to_string();
-                    return Err(self.unsupported("quantization_config", method, "none"));
-                }
+            Source::Gguf { metadata, architecture } => self.refuse_in_gguf(metadata, architecture, head_dim),
+            Source::HuggingFace { config, .. } => self.refuse_in_config(config),
+        }
+    }
+
+    fn refuse_in_gguf(&self, metadata: &Metadata, architecture: &str, head_dim: u32) -> Result<(), LoadError> {
+        let widths = ["rope.dimension_count", "attention.value_length"].map(|suffix| (suffix, f64::from(head_dim)));
+        for (suffix, off) in GGUF_OFF.iter().copied().chain(widths) {
+            let key = format!("{architecture}.{suffix}");
+            if let Some(value) = metadata.number(&key)?.filter(|&value| value != off) {
+                return Err(self.unsupported("setting", format!("{key} = {value}"), &off.to_string()));
             }
         }
+        let causal = format!("{architecture}.attention.causal");
+        if metadata.bool(&causal)? == Some(false) {
+            return Err(self.unsupported("setting", format!("{causal} = false"), "true"));
+        }
         Ok(())
+    }
+
+    fn refuse_in_config(&self, config: &Value) -> Result<(), LoadError> {
+        if let Some(act) = present(config, "hidden_act").filter(|act| act.as_str() != Some("silu")) {
+            return Err(self.unsupported("hidden_act", act.to_string(), "silu"));
+        }
+        if let Some(quantisation) = present(config, "quantization_config") {
+            let method = quantisation.get("quant_method").unwrap_or(quantisation).to_string();
+            return Err(self.unsupported("quantization_config", method, "none"));
+        }
+        for &(key, off) in HF_OFF {
+            let Some(value) = present(config, key) else { continue };
+            let number = value.as_f64().or(value.as_bool().map(|on| f64::from(u8::from(on))));
+            if number != Some(off) {
+                return Err(self.unsupported("setting", format!("{key} = {value}"), &off.to_string()));
+            }
+        }
+        if let Some(window) = present(config, "sliding_window").filter(|_| config.get("use_sliding_window").is_none()) {
+            return Err(self.unsupported("setting", format!("sliding_window = {window}"), "none"));
+        }
+        let is_full = |kind: &Value| kind.as_str() == Some("full_attention");
+        match present(config, "layer_types") {
+            Some(kinds) if !kinds.as_array().is_some_and(|kinds| kinds.iter().all(is_full)) => {
+                Err(self.unsupported("layer_types", kinds.to_string(), "full_attention"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn biases(&self) -> Result<(Option<bool>, Option<bool>), LoadError> {
@@ -293,9 +339,14 @@ impl<'a> Reader<'a> {
 
     fn gguf_rope(&self, metadata: &Metadata, architecture: &str) -> Result<RopeConfig, LoadError> {
         let key = |suffix: &str| format!("{architecture}.rope.{suffix}");
+        // As in llama.cpp: `scale_linear` is the factor's old name, and a factor without a type is linear.
+        let factor = match metadata.f32(&key("scaling.factor"))? {
+            None => metadata.f32(&key("scale_linear"))?,
+            factor => factor,
+        };
         let scaling = match metadata.str(&key("scaling.type"))? {
-            None | Some("none") => RopeScaling::None,
-            Some("linear") => RopeScaling::Linear { factor: metadata.require_f32(&key("scaling.factor"))? },
+            Some("none") => RopeScaling::None,
+            None | Some("linear") => factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor }),
             Some(other) => return Err(self.unsupported("rope scaling", other, "none, linear")),
         };
         Ok(RopeConfig { theta: metadata.f32(&key("freq_base"))?.unwrap_or(RopeConfig::DEFAULT_THETA), scaling })
@@ -303,7 +354,11 @@ impl<'a> Reader<'a> {
 
     /// Both generations of keys: `rope_parameters`, or `rope_theta` beside `rope_scaling`.
     fn hf_rope(&self, config: &Value) -> Result<RopeConfig, LoadError> {
-        let parameters = present(config, "rope_parameters").or_else(|| present(config, "rope_scaling"));
+        let [new, old] = ["rope_parameters", "rope_scaling"].map(|key| present(config, key));
+        if new.is_some() && old.is_some() && new != old {
+            return Err(self.error_at("rope_scaling", "contradicts rope_parameters"));
+        }
+        let parameters = new.or(old);
         let empty = Value::Object(serde_json::Map::new());
         let parameters = parameters.unwrap_or(&empty);
         if parameters.as_object().is_none_or(|object| object.values().any(Value::is_object)) {
@@ -317,6 +372,13 @@ impl<'a> Reader<'a> {
             return Err(self.unsupported("partial_rotary_factor", factor.to_string(), "1"));
         }
         let need = |key: &str| self.hf_f32(parameters, key)?.ok_or_else(|| self.error_at(key, "missing"));
+        // As in transformers: beside the parameters it counts more than among them, and the default is the whole context.
+        const ORIGINAL: &str = "original_max_position_embeddings";
+        let original = || {
+            let given = [config, parameters].into_iter().find(|object| present(object, ORIGINAL).is_some());
+            let (object, key) = given.map_or((config, MAX_POSITION.hf), |object| (object, ORIGINAL));
+            self.hf_f32(object, key)?.ok_or_else(|| self.error_at(key, "missing"))
+        };
         let kind = present(parameters, "rope_type").or_else(|| present(parameters, "type"));
         let scaling = match kind.map(|kind| kind.as_str().unwrap_or_default()) {
             None | Some("default") => RopeScaling::None,
@@ -325,7 +387,7 @@ impl<'a> Reader<'a> {
                 factor: need("factor")?,
                 low_freq_factor: need("low_freq_factor")?,
                 high_freq_factor: need("high_freq_factor")?,
-                original_max_position: need("original_max_position_embeddings")?,
+                original_max_position: original()?,
             },
             Some(other) => return Err(self.unsupported("rope type", other, "default, linear, llama3")),
         };

@@ -196,6 +196,10 @@ impl<'a> Builder<'a> {
             }
             inv_freq.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
         }
+        if let Some(bad) = inv_freq.iter().find(|frequency| !frequency.is_finite()) {
+            let (path, problem) = (self.checkpoint.path.clone(), format!("{:?} makes a frequency {bad}", config.rope));
+            return Err(LoadError::Config { path, key: "rope".into(), problem });
+        }
         let tensor = HostTensor::from_f32("rope.inv_freq", vec![inv_freq.len()], &inv_freq);
         let id = self.add("rope.inv_freq", tensor);
         self.bound.insert(FACTORS.into(), id);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{Model, load};
@@ -100,6 +101,11 @@ fn build(checkpoint: &Checkpoint) -> Result<Model, String> {
     load(checkpoint, KvDtype::F16).map_err(|error| error.to_string())
 }
 
+fn frequencies(model: &Model) -> Vec<f32> {
+    let at = model.program.weights.iter().position(|w| w.name == "rope.inv_freq").expect("every model has it");
+    model.weights[at].to_f32()
+}
+
 /// The message when `key` of the config is `value`.
 fn refusal(key: &str, value: Value) -> String {
     let mut config = config();
@@ -133,9 +139,7 @@ fn both_generations_of_rope_keys_mean_the_same() {
     let inv_freq = |change: fn(&mut Value)| {
         let mut config = config();
         change(&mut config);
-        let model = build(&hf(config)).expect("sound");
-        let at = model.program.weights.iter().position(|w| w.name == "rope.inv_freq").expect("every model has it");
-        model.weights[at].to_f32()
+        frequencies(&build(&hf(config)).expect("sound"))
     };
     let old = inv_freq(|config| {
         config["rope_theta"] = json!(5000);
@@ -177,7 +181,19 @@ fn bad_settings_are_named() {
         ("rope_scaling", json!({"rope_type": "linear"}), "factor: missing"),
         ("rope_scaling", json!({"rope_type": "linear", "factor": 0}), "rope: values out of range"),
         ("rope_parameters", json!({"full_attention": {"rope_type": "default"}}), "rope parameters"),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 1e39}), "factor: expected a number"),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 1e-40}), "makes a frequency inf"),
+        ("rope_scaling", json!({"rope_type": 7}), "rope type '' is not supported"),
+        ("rope_theta", json!(-1), "rope: values out of range"),
         ("use_sliding_window", json!(true), "use_sliding_window = true"),
+        ("sliding_window", json!(4096), "sliding_window = 4096"),
+        ("layer_types", json!(["full_attention", "sliding_attention"]), "layer_types '[\"full_attention\",\"sliding"),
+        ("partial_rotary_factor", json!(0.5), "partial_rotary_factor = 0.5"),
+        ("final_logit_softcapping", json!(30.0), "final_logit_softcapping = 30"),
+        ("attn_logit_softcapping", json!("x"), "attn_logit_softcapping = \"x\""),
+        ("logits_scaling", json!(8), "logits_scaling = 8"),
+        ("mlp_bias", json!(true), "gate_proj.bias': expected shape [24], got nothing"),
+        ("mlp_bias", json!("no"), "mlp_bias: expected true or false"),
         ("quantization_config", json!({"quant_method": "awq"}), "\"awq\"' is not supported"),
         ("tie_word_embeddings", json!(false), "'lm_head.weight': expected shape [20, 16], got nothing"),
         ("attention_bias", json!(true), "q_proj.bias': expected shape [16], got nothing"),
@@ -202,6 +218,11 @@ fn gguf_settings_that_change_the_answer_are_refused() {
         ("llama.expert_count", MetaValue::Int(8), "llama.expert_count = 8"),
         ("llama.rope.dimension_count", MetaValue::Int(2), "llama.rope.dimension_count = 2"),
         ("llama.rope.scaling.type", MetaValue::Str("yarn".into()), "rope scaling 'yarn'"),
+        ("llama.rope.scaling.attn_factor", MetaValue::Float(0.5), "llama.rope.scaling.attn_factor = 0.5"),
+        ("llama.attention.causal", MetaValue::Bool(false), "llama.attention.causal = false"),
+        ("llama.attention.scale", MetaValue::Float(0.25), "llama.attention.scale = 0.25"),
+        ("llama.final_logit_softcapping", MetaValue::Float(30.0), "llama.final_logit_softcapping = 30"),
+        ("llama.logit_scale", MetaValue::Str("1".into()), "llama.logit_scale: expected an integer"),
         ("llama.block_count", MetaValue::Int(-2), "llama.block_count: -2 is negative"),
         ("llama.rope.freq_base", MetaValue::Float(0.0), "values out of range"),
         ("general.architecture", MetaValue::Str("mamba".into()), "architecture 'mamba' is not supported"),
@@ -212,6 +233,65 @@ fn gguf_settings_that_change_the_answer_are_refused() {
         let got = build(&checkpoint).expect_err("refused");
         assert!(got.contains(message), "{key}: {got}");
     }
+}
+
+/// What says "off" loads: `null`, and the neutral value.
+#[test]
+fn settings_that_are_off_load() {
+    for (key, value) in [
+        ("sliding_window", json!(null)),
+        ("layer_types", json!(["full_attention", "full_attention"])),
+        ("partial_rotary_factor", json!(1)),
+        ("final_logit_softcapping", json!(null)),
+        ("use_sliding_window", json!(false)),
+    ] {
+        let mut config = config();
+        config[key] = value;
+        build(&hf(config)).unwrap_or_else(|error| panic!("{key}: {error}"));
+    }
+    // Qwen writes a window and turns it off beside it.
+    let mut config = config();
+    config["sliding_window"] = json!(4096);
+    config["use_sliding_window"] = json!(false);
+    build(&hf(config)).expect("off");
+}
+
+#[test]
+fn a_gguf_factor_is_linear_whatever_its_key_and_type() {
+    let frequency = |values: &[(&str, MetaValue)]| {
+        let mut checkpoint = gguf();
+        checkpoint.tensors.remove("rope_freqs.weight");
+        let Container::Gguf(metadata) = &mut checkpoint.container else { unreachable!("made above") };
+        metadata.values.extend(values.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+        frequencies(&build(&checkpoint).expect("sound"))[0]
+    };
+    let (factor, old) = ("llama.rope.scaling.factor", "llama.rope.scale_linear");
+    let kind = |name: &str| ("llama.rope.scaling.type", MetaValue::Str(name.into()));
+    assert_eq!(frequency(&[]), 1.0);
+    assert_eq!(
+        frequency(&[(factor, MetaValue::Float(4.0))]),
+        0.25,
+        "llama.cpp takes a factor without a type as linear"
+    );
+    assert_eq!(frequency(&[(old, MetaValue::Float(4.0))]), 0.25);
+    assert_eq!(frequency(&[kind("linear"), (factor, MetaValue::Float(2.0)), (old, MetaValue::Float(4.0))]), 0.5);
+    assert_eq!(frequency(&[kind("none"), (factor, MetaValue::Float(4.0))]), 1.0);
+}
+
+#[test]
+fn the_original_context_of_llama3_has_a_default() {
+    let slowest = |change: fn(&mut Value)| {
+        let mut config = config();
+        config["rope_scaling"] =
+            json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4});
+        change(&mut config);
+        frequencies(&build(&hf(config)).expect("sound"))[1]
+    };
+    let of_whole_context = slowest(|config| config["rope_scaling"]["original_max_position_embeddings"] = json!(64));
+    let of_more = slowest(|config| config["rope_scaling"]["original_max_position_embeddings"] = json!(8192));
+    assert_ne!(of_whole_context, of_more);
+    assert_eq!(slowest(|_| ()), of_whole_context);
+    assert_eq!(slowest(|config| config["original_max_position_embeddings"] = json!(8192)), of_more);
 }
 
 #[test]
@@ -228,3 +308,76 @@ fn a_tensor_that_nothing_reads_is_refused() {
     }
     assert!(build(&checkpoint).is_ok());
 }
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let number = prop_oneof![
+        Just(json!(null)),
+        any::<bool>().prop_map(Value::from),
+        (-3i64..70).prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        prop_oneof![Just("llama3"), Just("linear"), Just("LlamaForCausalLM"), Just("")].prop_map(Value::from),
+    ];
+    number.prop_recursive(2, 8, 4, |inner| {
+        let key =
+            prop_oneof![Just("rope_type"), Just("factor"), Just("rope_theta"), Just("low_freq_factor"), Just("x")];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
+            prop::collection::vec((key, inner), 0..4).prop_map(|fields| {
+                Value::Object(fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+            }),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    /// Whatever a configuration says, the answer is a model with finite frequencies or an error that names a key.
+    #[test]
+    fn any_configuration_is_a_model_or_an_error(
+        edits in prop::collection::vec((prop::sample::select(KEYS), any_json()), 1..4), dummy in any::<bool>(),
+    ) {
+        let mut config = config();
+        for (key, value) in edits {
+            config[key] = value;
+        }
+        let mut checkpoint = hf(config.clone());
+        // Weights that are made up take the memory that the sizes ask for.
+        let is_small = |key: &str| config[key].as_u64().is_none_or(|size| size < 100);
+        checkpoint.dummy = dummy && KEYS.iter().all(|key| is_small(key));
+        match load(&checkpoint, KvDtype::F16) {
+            Ok(model) => {
+                prop_assert!(frequencies(&model).iter().all(|frequency| frequency.is_finite()));
+            }
+            Err(error) => prop_assert!(error.to_string().starts_with("model"), "{error}"),
+        }
+    }
+}
+
+const KEYS: &[&str] = &[
+    "architectures",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "hidden_act",
+    "tie_word_embeddings",
+    "eos_token_id",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "attention_bias",
+    "mlp_bias",
+    "sliding_window",
+    "layer_types",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+    "quantization_config",
+];

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::tokenizer::malformed;
 use crate::error::LoadError;
+use crate::weights::checkpoint::{self, read_file};
 
 /// Sampling defaults that the model's authors wrote down (`--generation-config auto`); `None` where they did not.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
@@ -65,8 +66,9 @@ impl TextConfig {
     /// A file that cannot be read or is not JSON.
     pub(super) fn read(dir: &Path) -> Result<Self, LoadError> {
         let mut text = Self::default();
-        if let Some(tokenizer) = read_json(&dir.join("tokenizer_config.json"))? {
-            text.add_tokenizer_config(&tokenizer);
+        let path = dir.join("tokenizer_config.json");
+        if let Some(tokenizer) = read_json(&path)? {
+            text.add_tokenizer_config(&Keys { path, json: &tokenizer })?;
         }
         text.add_template_files(dir)?;
         Ok(text)
@@ -93,34 +95,48 @@ impl TextConfig {
         Ok(())
     }
 
-    fn add_tokenizer_config(&mut self, json: &Value) {
+    /// `add_bos_token` and `add_eos_token` are not read: transformers drops them where there is a tokenizer.json, whose
+    /// post-processor says what is put around a text.
+    fn add_tokenizer_config(&mut self, keys: &Keys<'_>) -> Result<(), LoadError> {
         for name in TEMPLATE_TOKENS {
-            let token = &json[name];
-            if let Some(token) = token.as_str().or_else(|| token["content"].as_str()) {
-                self.special_tokens.push((name, token.to_owned()));
+            let token = &keys.json[name];
+            match token.as_str().or_else(|| token["content"].as_str()) {
+                Some(token) => self.special_tokens.push((name, token.to_owned())),
+                None if token.is_null() => {}
+                None => return Err(keys.wrong(name, "a token")),
             }
         }
-        self.add_template(&json["chat_template"]);
+        self.add_template(keys)
     }
 
     /// A template is a string, or a list of named ones.
-    fn add_template(&mut self, json: &Value) {
-        if let Some(template) = json.as_str() {
-            self.chat_template = Some(template.to_owned());
-        }
-        for entry in json.as_array().into_iter().flatten() {
-            match (entry["name"].as_str(), entry["template"].as_str()) {
-                (Some("default"), Some(template)) => self.chat_template = Some(template.to_owned()),
-                (Some("tool_use"), Some(template)) => self.tool_template = Some(template.to_owned()),
-                _ => {}
+    fn add_template(&mut self, keys: &Keys<'_>) -> Result<(), LoadError> {
+        const KEY: &str = "chat_template";
+        match &keys.json[KEY] {
+            Value::Null => {}
+            Value::String(template) => self.chat_template = Some(template.clone()),
+            Value::Array(entries) => {
+                for entry in entries {
+                    let (Some(name), Some(template)) = (entry["name"].as_str(), entry["template"].as_str()) else {
+                        return Err(keys.wrong(KEY, "a list of names and templates"));
+                    };
+                    match name {
+                        "default" => self.chat_template = Some(template.to_owned()),
+                        "tool_use" => self.tool_template = Some(template.to_owned()),
+                        _ => {}
+                    }
+                }
             }
+            _ => return Err(keys.wrong(KEY, "a template")),
         }
+        Ok(())
     }
 
     /// Template files win over tokenizer_config.json.
     fn add_template_files(&mut self, dir: &Path) -> Result<(), LoadError> {
-        if let Some(json) = read_json(&dir.join("chat_template.json"))? {
-            self.add_template(&json["chat_template"]);
+        let path = dir.join("chat_template.json");
+        if let Some(json) = read_json(&path)? {
+            self.add_template(&Keys { path, json: &json })?;
         }
         if let Some(template) = read_text(&dir.join("chat_template.jinja"))? {
             self.chat_template = Some(template);
@@ -161,7 +177,10 @@ impl Keys<'_> {
     fn number(&self, key: &str) -> Result<Option<f32>, LoadError> {
         match &self.json[key] {
             Value::Null => Ok(None),
-            value => value.as_f64().map(|number| Some(number as f32)).ok_or_else(|| self.wrong(key, "a number")),
+            value => {
+                let number = value.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
+                number.map(Some).ok_or_else(|| self.wrong(key, "a number"))
+            }
         }
     }
 
@@ -188,16 +207,25 @@ impl Keys<'_> {
     }
 }
 
+/// Longest JSON file or template: tokenizer_config.json lists every added token.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
 /// The text of a file; `None` when there is no such file.
-pub(super) fn read_text(path: &Path) -> Result<Option<String>, LoadError> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(LoadError::Io { path: path.into(), source }),
-    }
+fn read_text(path: &Path) -> Result<Option<String>, LoadError> {
+    optional(read_file(path, MAX_FILE_BYTES)).and_then(|bytes| {
+        bytes.map(String::from_utf8).transpose().map_err(|error| malformed(path, "text", error.to_string()))
+    })
 }
 
 fn read_json(path: &Path) -> Result<Option<Value>, LoadError> {
-    let Some(text) = read_text(path)? else { return Ok(None) };
-    serde_json::from_str(&text).map(Some).map_err(|error| malformed(path, "JSON", error.to_string()))
+    optional(checkpoint::read_json(path, MAX_FILE_BYTES))
+}
+
+/// `None` when there is no such file.
+fn optional<T>(read: Result<T, LoadError>) -> Result<Option<T>, LoadError> {
+    match read {
+        Ok(content) => Ok(Some(content)),
+        Err(LoadError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }

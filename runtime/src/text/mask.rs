@@ -11,6 +11,8 @@ use std::collections::BTreeSet;
 use aho_corasick::{AhoCorasick, BuildError};
 use serde_json::Value;
 
+use super::tokenizer::AUTOMATON;
+
 /// Stands before a character that was in the text and looks like one of ours.
 const ESCAPE: char = '\u{FDEF}';
 /// Marks the end of the message to be continued. Never a mask.
@@ -35,8 +37,10 @@ impl Mask {
     /// More special tokens than an automaton can hold.
     pub(super) fn new<'a>(specials: impl Iterator<Item = &'a str>) -> Result<Self, BuildError> {
         let specials: Vec<Box<str>> = specials.filter(|special| !special.is_empty()).map(Into::into).collect();
-        let finder =
-            AhoCorasick::builder().ascii_case_insensitive(true).build(specials.iter().map(|special| &**special))?;
+        let finder = AhoCorasick::builder()
+            .kind(Some(AUTOMATON))
+            .ascii_case_insensitive(true)
+            .build(specials.iter().map(|special| &**special))?;
         let firsts: BTreeSet<char> = specials
             .iter()
             .filter_map(|special| special.chars().next())

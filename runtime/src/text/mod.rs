@@ -155,6 +155,7 @@ impl TextModel {
             return Err(RequestError::invalid("continue_final_message", message));
         }
         let mut messages = mask.mask_json(chat.messages);
+        drop_nulls(&mut messages);
         if chat.continue_final_message {
             mark_end(&mut messages)?;
         }
@@ -305,6 +306,13 @@ fn read_template(argument: &str) -> Result<String, LoadError> {
     }
     let path = Path::new(argument);
     std::fs::read_to_string(path).map_err(|source| LoadError::Io { path: path.into(), source })
+}
+
+/// As in transformers: templates ask whether a field is there, and a null one is not.
+fn drop_nulls(messages: &mut serde_json::Value) {
+    for message in messages.as_array_mut().into_iter().flatten().filter_map(serde_json::Value::as_object_mut) {
+        message.retain(|_, value| !value.is_null());
+    }
 }
 
 /// Puts a mark at the end of the last message. The space after it shows later whether the template strips messages.

@@ -51,10 +51,12 @@ impl ChatTemplate {
         env.remove_filter("pprint");
         env.add_filter("tojson", to_json);
         env.add_filter("indent", indent);
-        // As in Python: templates write `tools is iterable and tools | length > 0`.
-        env.add_test("iterable", |value: &Value| {
-            matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable)
-        });
+        // As in Jinja, where even what is missing is an empty sequence: templates write `tools is iterable`.
+        let is_sequence = |value: &Value| {
+            matches!(value.kind(), ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map)
+        };
+        env.add_test("sequence", is_sequence);
+        env.add_test("iterable", move |value: &Value| is_sequence(value) || value.kind() == ValueKind::Iterable);
         env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
@@ -124,15 +126,27 @@ impl Write for Capped {
     }
 }
 
-/// Prints truth values and none as Python does.
+/// Prints truth values, none and numbers as Python does.
 fn python_formatter(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     let name = match value.kind() {
         ValueKind::Bool if value.is_true() => "True",
         ValueKind::Bool => "False",
         ValueKind::None => "None",
+        ValueKind::Number => &python_number(value),
         _ => return minijinja::escape_formatter(out, state, value),
     };
     out.write_str(name).map_err(Error::from)
+}
+
+/// A number as Python writes it: `1e+20` and `1.5e-07` where Rust has `1e20` and `1.5e-7`.
+fn python_number(value: &Value) -> String {
+    let float = if value.is_integer() { None } else { f64::try_from(value.clone()).ok() };
+    let Some(float) = float else { return value.to_string() };
+    let text = format!("{float:?}");
+    match text.split_once('e').and_then(|(digits, exponent)| Some((digits, exponent.parse::<i32>().ok()?))) {
+        Some((digits, exponent)) => format!("{digits}e{exponent:+03}"),
+        None => text,
+    }
 }
 
 /// `{% generation %}` marks the assistant's part for training. Here it is a block that is always taken; the marks that
@@ -231,7 +245,7 @@ impl Json<'_> {
         match value.kind() {
             ValueKind::None => self.push("null"),
             ValueKind::Bool => self.push(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => self.push(&value.to_string()),
+            ValueKind::Number => self.push(&python_number(value)),
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();

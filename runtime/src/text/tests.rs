@@ -211,7 +211,7 @@ fn templates_follow_hugging_face() {
         ),
         (
             "{{ messages[0] | tojson }}",
-            r#"{"role": "user", "content": " Hi <b> \"q\" é ", "n": 1, "f": 1.0, "list": [1, {"a": null}], "none": null}"#,
+            r#"{"role": "user", "content": " Hi <b> \"q\" é ", "n": 1, "f": 1.0, "list": [1, {"a": null}]}"#,
         ),
         (
             "{{ {'a': [1, 2], 'b': {}, 'c': []} | tojson(indent=2) }}",
@@ -226,7 +226,7 @@ fn templates_follow_hugging_face() {
         ("a\n  {%- generation -%}  b  {%- endgeneration %}  c{% generation %}d{% endgeneration %}", "ab  cd"),
         (
             "{{ none is iterable }} {{ 'a' is iterable }} {{ [] is iterable }} {{ missing is iterable }}",
-            "False True True False",
+            "False True True True",
         ),
         (
             "{% for i in [1, 2] %}{{ loop.previtem | default('-') }}{{ loop.nextitem | default('-') }} {% endfor %}",
@@ -237,7 +237,7 @@ fn templates_follow_hugging_face() {
         ("{{ bos_token is defined }}{{ messages[-1].content.split('<b>')[0] }}", "False Hi "),
         (
             "{% for k, v in messages[0].items() %}{{ k }},{% endfor %}{{ messages[0].get('x', 'y') }}",
-            "role,content,n,f,list,none,y",
+            "role,content,n,f,list,y",
         ),
     ];
     for (template, expected) in cases {
@@ -382,6 +382,37 @@ fn scores_never_merge_into_control_tokens() {
     assert!(plain.iter().all(|&id| !model.is_special(id)), "{plain:?}");
     assert_eq!(plain, [TokenId(8), TokenId(6), TokenId(5)], "space, the best score first, the rest");
     assert_eq!(model.encode("<s>", false, true), [TokenId(1)]);
+}
+
+#[test]
+fn every_token_that_ends_a_turn_counts() {
+    let extra = [("<s>", 3), ("</s>", 3), ("<turn>", 3), ("<message>", 3), ("<|eot_id|>", 3), ("<|im_end|>", 4)];
+    let mut meta = byte_level(&extra);
+    for (name, id) in [("bos", 256), ("eos", 257), ("eot", 258), ("eom", 259)] {
+        meta = with(meta, &format!("tokenizer.ggml.{name}_token_id"), MetaValue::Int(id));
+    }
+    let model = load(meta, None).expect("loads");
+    let expected = [257, 258, 259, 260].map(TokenId);
+    assert_eq!(model.eos_token_ids(), expected, "named by the metadata or a control token of a known name");
+    assert_eq!(model.bos_token_id(), Some(TokenId(256)));
+}
+
+/// A token of equal letters overlaps itself everywhere, which some ways of looking for it cannot stand.
+#[test]
+fn long_special_tokens_are_no_hang() {
+    let error = load(byte_level(&[(&"x".repeat(200_000), 3)]), None).expect_err("too long").to_string();
+    assert!(error.contains("special tokens at byte 0: one has 200000 bytes"), "{error}");
+    let long = "x".repeat(1024);
+    let model = load(byte_level(&[(&long, 3), ("<|im_end|>", 3)]), Some("{{ messages[0].content }}")).expect("loads");
+    assert_eq!(model.encode(&format!("a{long}b"), false, true), [97, 256, 98].map(TokenId));
+    let input = ChatInput {
+        messages: &json!([{"content": long}]),
+        add_generation_prompt: false,
+        continue_final_message: false,
+        kwargs: &Map::new(),
+    };
+    let ids = model.encode_chat(&input).expect("renders");
+    assert!(ids.len() == long.len() && ids.iter().all(|&id| id == TokenId(u32::from(b'x'))), "all of it is text");
 }
 
 /// What a missing name means, and holes in the vocabulary.

@@ -7,9 +7,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use serde_json::Value;
-use tokenizers::PreTokenizerWrapper;
+use tokenizers::{ModelWrapper, PreTokenizerWrapper};
 
 use super::decoder::DecodeRules;
 use super::detokenizer::Detokenizer;
@@ -17,6 +17,15 @@ use super::mask::Mask;
 use super::vocab::{MAX_TOKENS, Vocab};
 use crate::error::LoadError;
 use crate::ids::TokenId;
+use crate::weights::checkpoint::read_file;
+
+/// Longest tokenizer.json; the largest known ones have 35 MB.
+const MAX_FILE_BYTES: u64 = 512 << 20;
+
+/// Longest special token: looking for one at the end of a text takes the square of it.
+const MAX_SPECIAL_BYTES: usize = 1024;
+/// Built in linear time: a table of transitions would take half a minute for one token of 5,000 equal letters.
+pub(super) const AUTOMATON: AhoCorasickKind = AhoCorasickKind::ContiguousNFA;
 
 /// Encodes text to ids and knows what each id means.
 #[derive(Clone, Debug)]
@@ -40,9 +49,24 @@ impl Tokenizer {
     /// # Errors
     /// The file cannot be read or parsed, has a decoder that is not known, or ids past 4 Mi.
     pub(super) fn from_file(path: &Path) -> Result<Self, LoadError> {
-        let bytes = std::fs::read(path).map_err(|source| LoadError::Io { path: path.into(), source })?;
-        let library = tokenizers::Tokenizer::from_bytes(&bytes)
+        let bytes = read_file(path, MAX_FILE_BYTES)?;
+        // The library panics on some broken files; nothing of it is left when it does.
+        std::panic::catch_unwind(|| Self::parse(&bytes, path))
+            .unwrap_or_else(|_| Err(malformed(path, "tokenizer", "the tokenizers library cannot take it")))
+    }
+
+    fn parse(bytes: &[u8], path: &Path) -> Result<Self, LoadError> {
+        let library = tokenizers::Tokenizer::from_bytes(bytes)
             .map_err(|error| malformed(path, "tokenizer", error.to_string()))?;
+        if let ModelWrapper::BPE(model) = library.get_model()
+            && let Some(dropout) = model.dropout.filter(|&dropout| dropout > 0.0)
+        {
+            return Err(malformed(
+                path,
+                "model.dropout",
+                format!("{dropout}: the same text would get other ids each time"),
+            ));
+        }
         let decoder = serde_json::to_value(library.get_decoder())
             .map_err(|error| malformed(path, "decoder", error.to_string()))?;
         let vocab = vocab_of(&library, &DecodeRules::parse(&decoder, path)?, path)?;
@@ -169,8 +193,12 @@ impl Specials {
         let mut tokens: Vec<_> = library.get_added_tokens_decoder().into_iter().collect();
         tokens.retain(|(_, token)| token.special && !token.content.is_empty());
         tokens.sort_unstable_by_key(|(id, _)| *id);
+        if let Some(long) = tokens.iter().map(|(_, token)| token.content.len()).find(|&len| len > MAX_SPECIAL_BYTES) {
+            return Err(format!("one has {long} bytes, expected at most {MAX_SPECIAL_BYTES}"));
+        }
         let (ids, tokens): (Vec<u32>, Vec<_>) = tokens.into_iter().unzip();
         let finder = AhoCorasick::builder()
+            .kind(Some(AUTOMATON))
             .match_kind(MatchKind::LeftmostLongest)
             .build(tokens.iter().map(|token| &token.content))
             .map_err(|error| error.to_string())?;

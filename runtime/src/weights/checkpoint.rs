@@ -109,26 +109,33 @@ pub(super) fn map_file(path: &Path) -> Result<Arc<Mmap>, LoadError> {
     Ok(Arc::new(map))
 }
 
+fn malformed(path: &Path, field: &str, problem: impl Into<String>) -> LoadError {
+    LoadError::Malformed { path: path.to_path_buf(), field: field.to_string(), offset: 0, problem: problem.into() }
+}
+
+/// Reads a whole file of at most `max_bytes`.
+///
+/// # Errors
+/// `Io`, `Malformed` for a larger file.
+pub(crate) fn read_file(path: &Path, max_bytes: u64) -> Result<Vec<u8>, LoadError> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(|source| io_error(path, source))?;
+    file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(|source| io_error(path, source))?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(malformed(path, "file", format!("more than {max_bytes} bytes")));
+    }
+    Ok(bytes)
+}
+
 /// Reads a JSON object from a file of at most `max_bytes`.
 ///
 /// # Errors
-/// `Io`, `Malformed` for a larger file, for text that is not JSON and for a value that is not an object.
+/// As `read_file`, and `Malformed` for text that is not JSON and for a value that is not an object.
 pub(crate) fn read_json(path: &Path, max_bytes: u64) -> Result<Value, LoadError> {
-    let malformed = |field: &str, problem: String| LoadError::Malformed {
-        path: path.to_path_buf(),
-        field: field.to_string(),
-        offset: 0,
-        problem,
-    };
-    let mut text = Vec::new();
-    let file = File::open(path).map_err(|source| io_error(path, source))?;
-    file.take(max_bytes + 1).read_to_end(&mut text).map_err(|source| io_error(path, source))?;
-    if text.len() as u64 > max_bytes {
-        return Err(malformed("file", format!("more than {max_bytes} bytes")));
-    }
-    let value: Value = serde_json::from_slice(&text).map_err(|error| malformed("JSON", error.to_string()))?;
+    let text = read_file(path, max_bytes)?;
+    let value: Value = serde_json::from_slice(&text).map_err(|error| malformed(path, "JSON", error.to_string()))?;
     if !value.is_object() {
-        return Err(malformed("JSON", "expected an object".to_string()));
+        return Err(malformed(path, "JSON", "expected an object"));
     }
     Ok(value)
 }

@@ -116,6 +116,17 @@ impl Metadata {
         Ok(Some(value))
     }
 
+    /// `key` as a number of either kind, like `u64` and `f32`.
+    ///
+    /// # Errors
+    /// As `u64` and `f32`.
+    pub fn number(&self, key: &str) -> Result<Option<f64>, LoadError> {
+        match self.values.get(key) {
+            Some(MetaValue::Float(_) | MetaValue::Floats(_)) => Ok(self.f32(key)?.map(f64::from)),
+            _ => Ok(self.u64(key)?.map(|value| value as f64)),
+        }
+    }
+
     /// `key` as a bool; a per-layer array counts if all its values are equal.
     ///
     /// # Errors

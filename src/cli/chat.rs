@@ -91,7 +91,7 @@ fn turn(args: &ChatArgs, loaded: &Loaded, conversation: &mut Vec<Value>, message
         kwargs: &Map::new(),
     };
     let text = &loaded.text;
-    let params = args.sampling.params(text.generation_defaults(), text.eos_token_ids());
+    let params = args.sampling.params(text)?;
     let max_tokens = params.max_tokens as usize;
     let question = Question { prompt: text.encode_chat(&chat)?, params, stream: args.sampling.stream_options() };
     let mut out = std::io::stdout();

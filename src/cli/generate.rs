@@ -53,7 +53,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let params = SamplingParams {
         logprobs: args.logprobs,
         prompt_logprobs: args.prompt_logprobs,
-        ..args.sampling.params(text.generation_defaults(), text.eos_token_ids())
+        ..args.sampling.params(text)?
     };
     let mut out = std::io::stdout();
     let answer = answer(&loaded, Question { prompt, params, stream: args.sampling.stream_options() }, |text| {

@@ -9,7 +9,7 @@ use clap::Args;
 use runtime::error::RequestError;
 use runtime::ids::TokenId;
 use runtime::request::SamplingParams;
-use runtime::text::{GenerationDefaults, TextStreamOptions};
+use runtime::text::{GenerationDefaults, TextModel, TextStreamOptions};
 
 /// Sampling options.
 #[derive(Debug, Args)]
@@ -41,6 +41,12 @@ pub struct SamplingArgs {
     /// Add to one token's logit: ID=BIAS; may be given several times.
     #[arg(long, value_name = "ID=BIAS")]
     pub logit_bias: Vec<LogitBias>,
+    /// Draw from these tokens only.
+    #[arg(long, value_delimiter = ',', value_name = "ID,…")]
+    pub allowed_token_ids: Vec<u32>,
+    /// Never write this word; may be given several times.
+    #[arg(long, allow_hyphen_values = true, value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub bad_words: Vec<String>,
     /// Key of the noise: the same seed gives the same answer [default: the same one at every start].
     #[arg(long)]
     pub seed: Option<u64>,
@@ -86,26 +92,39 @@ impl SamplingArgs {
         }
     }
 
-    /// The parameters of a request, where `model` fills in what no flag says. Ids are checked by the engine, which knows the
-    /// vocabulary.
-    pub fn params(&self, model: &GenerationDefaults, eos_token_ids: &[TokenId]) -> SamplingParams {
-        let off = SamplingParams::default();
+    /// The parameters of a request, where the model fills in what no flag says. Ids are checked by the engine, which knows
+    /// the vocabulary.
+    ///
+    /// # Errors
+    /// A bad word without text.
+    pub fn params(&self, text: &TextModel) -> Result<SamplingParams, RequestError> {
+        let mut params = self.params_without_text(text.generation_defaults());
+        params.eos_token_ids = text.eos_token_ids().to_vec();
+        params.ban_words(&self.bad_words, |word| text.encode(word, false, true))?;
+        Ok(params)
+    }
+
+    fn params_without_text(&self, model: &GenerationDefaults) -> SamplingParams {
+        let base = model.params();
+        let mut allowed: Vec<TokenId> = self.allowed_token_ids.iter().copied().map(TokenId).collect();
+        allowed.sort_unstable();
+        allowed.dedup();
         SamplingParams {
-            temperature: self.temperature.or(model.temperature).unwrap_or(off.temperature),
-            top_p: self.top_p.or(model.top_p).unwrap_or(off.top_p),
-            top_k: self.top_k.map(|k| u32::try_from(k).unwrap_or(0)).or(model.top_k).unwrap_or(off.top_k),
-            min_p: self.min_p.or(model.min_p).unwrap_or(off.min_p),
-            repetition_penalty: self.repetition_penalty.or(model.repetition_penalty).unwrap_or(off.repetition_penalty),
+            temperature: self.temperature.unwrap_or(base.temperature),
+            top_p: self.top_p.unwrap_or(base.top_p),
+            top_k: self.top_k.map_or(base.top_k, |k| u32::try_from(k).unwrap_or(0)),
+            min_p: self.min_p.unwrap_or(base.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
+            allowed_token_ids: (!allowed.is_empty()).then_some(allowed),
             logit_bias: self.logit_bias.iter().map(|bias| (bias.0, bias.1)).collect(),
             seed: self.seed,
             max_tokens: self.max_tokens.or(model.max_new_tokens).unwrap_or(256),
             min_tokens: self.min_tokens,
             stop_token_ids: self.stop_token_ids.iter().copied().map(TokenId).collect(),
-            eos_token_ids: eos_token_ids.to_vec(),
             ignore_eos: self.ignore_eos,
-            ..off
+            ..base
         }
     }
 
@@ -114,6 +133,6 @@ impl SamplingArgs {
     /// # Errors
     /// Names the option and its range.
     pub fn check(&self) -> Result<(), RequestError> {
-        self.params(&GenerationDefaults::default(), &[]).validate(u32::MAX, u32::MAX)
+        self.params_without_text(&GenerationDefaults::default()).validate(u32::MAX, u32::MAX)
     }
 }

@@ -84,6 +84,9 @@ pub struct ServeArgs {
     /// Most choices of one request.
     #[arg(long, default_value_t = 128)]
     max_n: u32,
+    /// Seconds that a client may take over the head of a request, send nothing of its body or read nothing of an answer.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    socket_timeout: u64,
     /// Seconds that running requests may go on after SIGTERM.
     #[arg(long, default_value_t = 30)]
     shutdown_timeout: u64,
@@ -97,6 +100,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     if args.generation_config == "auto" {
         config.generation_defaults = config.generation_defaults.over(loaded.text.generation_defaults());
     }
+    // Said once, at start: otherwise every request that leaves it to the model would be refused.
+    let defaults = config.generation_defaults.params().validate(u32::MAX, u32::MAX);
+    defaults.context("the sampling defaults (--generation-config, --override-generation-config)")?;
     let memory = loaded.memory;
     tracing::info!(
         model = %options.model.display(),
@@ -129,6 +135,7 @@ fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         max_body_bytes: args.max_body_bytes,
         sse_keep_alive_s: args.sse_keep_alive_interval,
         stream_interval: args.stream_interval,
+        socket_timeout_s: args.socket_timeout,
         shutdown_timeout_s: args.shutdown_timeout,
         enable_request_id_headers: args.enable_request_id_headers,
         enable_force_include_usage: args.enable_force_include_usage,

@@ -167,3 +167,10 @@ fn a_flag_that_is_not_served_yet_is_refused_not_ignored() {
         refused(flag, value, &format!("--{flag}"));
     }
 }
+
+#[test]
+fn sampling_defaults_that_no_request_could_keep_end_serve_at_its_start() {
+    let serve = |defaults: &str| kittiwake(["serve", &tiny(), "--port=0", "--override-generation-config", defaults]);
+    serve(r#"{"temperature": 5}"#).refused(&["--override-generation-config", "temperature must be between 0 and 2"]);
+    serve(r#"{"temprature": 1}"#).refused(&["--override-generation-config", "temprature"]);
+}

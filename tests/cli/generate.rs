@@ -96,12 +96,16 @@ fn an_answer_ends_where_it_is_told_to() {
     assert!(pushed.len() == 8 && !pushed[..7].contains(&end), "{pushed:?}");
     let (banned, _, _) = ids(&["--ignore-eos", "--logit-bias", &format!("{}=-100", free[0])]);
     assert_ne!(banned[0], free[0]);
+    let (allowed, _, _) = ids(&["--ignore-eos", "--allowed-token-ids", "9,7,9"]);
+    assert!(allowed.len() == 8 && allowed.iter().all(|id| [7, 9].contains(id)), "{allowed:?}");
 
     let text = text.as_str().expect("text").to_owned();
     let stop: String = text.chars().skip(2).take(1).collect();
     let before = &text[..text.find(&stop).expect("it is there")];
     let (_, reason, cut) = ids(&["--ignore-eos", "--stop", "-never-", "--stop", &stop]);
     assert_eq!((cut.as_str(), reason.as_str()), (Some(before), "stop"));
+    let (_, _, clean) = ids(&["--ignore-eos", "--bad-words", &stop]);
+    assert!(clean.as_str().is_some_and(|clean| clean.len() >= before.len() && !clean.starts_with(&text)), "{clean}");
     let (_, _, kept) = ids(&["--ignore-eos", "--stop", &stop, "--include-stop-str-in-output"]);
     assert_eq!(kept.as_str(), Some(format!("{before}{stop}").as_str()));
 }
@@ -118,7 +122,7 @@ fn values_that_look_like_flags_are_values() {
 
 #[test]
 fn what_cannot_be_served_is_refused_by_name() {
-    let refusals: [(&[&str], &[&str]); 22] = [
+    let refusals: [(&[&str], &[&str]); 25] = [
         (&["--temperature", "-1"], &["temperature must be between 0 and 2, got -1"]),
         (&["--temperature", "nan"], &["temperature"]),
         (&["--temperature", "hot"], &["--temperature", "hot"]),
@@ -132,6 +136,9 @@ fn what_cannot_be_served_is_refused_by_name() {
         (&["--logit-bias", "5"], &["'5' is not ID=BIAS"]),
         (&["--logit-bias", "5=nan"], &["logit_bias of token 5"]),
         (&["--logit-bias", "99999=1"], &["logit_bias", "99999", "512"]),
+        (&["--allowed-token-ids", "512"], &["allowed_token_ids", "512"]),
+        (&["--bad-words", " "], &["bad_words"]),
+        (&["--bad-words", ""], &["--bad-words"]),
         (&["--max-tokens", "0"], &["--max-tokens", "0"]),
         (&["--min-tokens", "300"], &["min_tokens must be at most max_tokens (256)"]),
         (&["--stop", ""], &["--stop"]),

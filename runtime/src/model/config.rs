@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::rope::{RopeConfig, RopeScaling};
 use crate::error::LoadError;
-use crate::ids::TokenId;
 use crate::weights::gguf::Metadata;
 use crate::weights::{Checkpoint, Container};
 
@@ -82,7 +81,6 @@ pub(super) struct DecoderConfig {
     pub attention_bias: Option<bool>,
     /// What gate, up and down have.
     pub mlp_bias: Option<bool>,
-    pub eos_token_ids: Vec<TokenId>,
 }
 
 impl DecoderConfig {
@@ -122,7 +120,6 @@ impl DecoderConfig {
             tied: reader.tied()?,
             attention_bias,
             mlp_bias,
-            eos_token_ids: reader.eos_token_ids()?,
         })
     }
 }
@@ -136,7 +133,7 @@ struct Reader<'a> {
 #[derive(Clone, Copy)]
 enum Source<'a> {
     Gguf { metadata: &'a Metadata, architecture: &'a str },
-    HuggingFace { config: &'a Value, generation: Option<&'a Value> },
+    HuggingFace { config: &'a Value },
 }
 
 impl<'a> Reader<'a> {
@@ -145,9 +142,7 @@ impl<'a> Reader<'a> {
             Container::Gguf(metadata) => {
                 Source::Gguf { metadata, architecture: metadata.require_str("general.architecture")? }
             }
-            Container::HuggingFace { config, generation_config } => {
-                Source::HuggingFace { config, generation: generation_config.as_ref() }
-            }
+            Container::HuggingFace { config, .. } => Source::HuggingFace { config },
         };
         Ok(Self { checkpoint, source })
     }
@@ -179,7 +174,7 @@ impl<'a> Reader<'a> {
     fn u32(&self, key: Key) -> Result<Option<u32>, LoadError> {
         match self.source {
             Source::Gguf { metadata, .. } => metadata.u32(&self.name(key)),
-            Source::HuggingFace { config, .. } => match present(config, key.hf) {
+            Source::HuggingFace { config } => match present(config, key.hf) {
                 None => Ok(None),
                 Some(value) => {
                     let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
@@ -205,7 +200,7 @@ impl<'a> Reader<'a> {
     fn positive(&self, key: Key) -> Result<f32, LoadError> {
         let value = match self.source {
             Source::Gguf { metadata, .. } => metadata.f32(&self.name(key))?,
-            Source::HuggingFace { config, .. } => self.hf_f32(config, key.hf)?,
+            Source::HuggingFace { config } => self.hf_f32(config, key.hf)?,
         };
         match value {
             None => Err(self.error(key, "missing")),
@@ -221,7 +216,7 @@ impl<'a> Reader<'a> {
     }
 
     fn hf_bool(&self, key: &str) -> Result<Option<bool>, LoadError> {
-        let Source::HuggingFace { config, .. } = self.source else { return Ok(None) };
+        let Source::HuggingFace { config } = self.source else { return Ok(None) };
         let Some(value) = present(config, key) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| self.error_at(key, format!("expected true or false, got {value}")))
     }
@@ -230,7 +225,7 @@ impl<'a> Reader<'a> {
     fn refuse_unsupported(&self, head_dim: u32) -> Result<(), LoadError> {
         match self.source {
             Source::Gguf { metadata, architecture } => self.refuse_in_gguf(metadata, architecture, head_dim),
-            Source::HuggingFace { config, .. } => self.refuse_in_config(config),
+            Source::HuggingFace { config } => self.refuse_in_config(config),
         }
     }
 
@@ -293,35 +288,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn eos_token_ids(&self) -> Result<Vec<TokenId>, LoadError> {
-        let mut ids = Vec::new();
-        match self.source {
-            Source::Gguf { metadata, .. } => {
-                for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"] {
-                    ids.extend(metadata.u32(key)?.map(TokenId));
-                }
-            }
-            Source::HuggingFace { config, generation } => {
-                for value in [generation, Some(config)].into_iter().flatten() {
-                    let Some(value) = present(value, "eos_token_id") else { continue };
-                    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-                    for id in list {
-                        let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
-                        let id = id.ok_or_else(|| self.error_at("eos_token_id", format!("not ids: {value}")))?;
-                        ids.push(TokenId(id));
-                    }
-                }
-            }
-        }
-        ids.sort_unstable();
-        ids.dedup();
-        Ok(ids)
-    }
-
     fn rope(&self) -> Result<RopeConfig, LoadError> {
         let rope = match self.source {
             Source::Gguf { metadata, architecture } => self.gguf_rope(metadata, architecture)?,
-            Source::HuggingFace { config, .. } => self.hf_rope(config)?,
+            Source::HuggingFace { config } => self.hf_rope(config)?,
         };
         let valid = match rope.scaling {
             RopeScaling::None => true,

@@ -141,13 +141,6 @@ impl<'a> Builder<'a> {
         if rows == 0 || rows != expected {
             return Err(self.tensor_error(&name, format!("{expected} rows (vocab_size)"), format!("{shape:?}")));
         }
-        if let Some(id) = config.eos_token_ids.iter().find(|id| id.0 >= rows) {
-            return Err(LoadError::Config {
-                path: self.checkpoint.path.clone(),
-                key: "eos_token_id".into(),
-                problem: format!("{id} is not below the vocabulary size {rows}"),
-            });
-        }
         Ok(rows)
     }
 
@@ -319,7 +312,6 @@ impl<'a> Builder<'a> {
             vocab_size: vocab,
             max_position: config.max_position,
             num_parameters: self.weights.iter().filter(in_file).map(num_elements).sum(),
-            eos_token_ids: config.eos_token_ids.clone(),
             num_layers: config.num_layers,
             hidden: config.hidden,
             heads: config.heads,

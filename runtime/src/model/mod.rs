@@ -12,7 +12,6 @@ mod rope;
 pub(crate) mod tests;
 
 use crate::error::LoadError;
-use crate::ids::TokenId;
 use crate::program::{KvDtype, Program};
 use crate::weights::{Checkpoint, HostTensor};
 
@@ -38,8 +37,6 @@ pub struct ModelInfo {
     pub max_position: u32,
     /// Sum of tensor elements.
     pub num_parameters: u64,
-    /// End-of-sequence ids of config and generation config.
-    pub eos_token_ids: Vec<TokenId>,
     /// Decoder layers.
     pub num_layers: u32,
     /// Width of the residual stream.

@@ -7,7 +7,6 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{Model, load};
-use crate::ids::TokenId;
 use crate::program::{KvDtype, Op, RopePairing};
 use crate::weights::gguf::{MetaValue, Metadata};
 use crate::weights::{Checkpoint, Container, HostTensor};
@@ -20,7 +19,7 @@ fn config() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": INTERMEDIATE, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 64, "hidden_act": "silu", "tie_word_embeddings": true, "eos_token_id": 7,
+        "max_position_embeddings": 64, "hidden_act": "silu", "tie_word_embeddings": true,
     })
 }
 
@@ -83,7 +82,6 @@ fn gguf() -> Checkpoint {
         ("llama.attention.head_count", 4),
         ("llama.attention.head_count_kv", 2),
         ("llama.context_length", 64),
-        ("tokenizer.ggml.eos_token_id", 3),
     ] {
         set(key, MetaValue::Int(value));
     }
@@ -117,7 +115,6 @@ fn refusal(key: &str, value: Value) -> String {
 fn a_sound_checkpoint_loads() {
     let model = build(&hf(config())).expect("sound");
     assert_eq!(model.program.weights.len(), model.weights.len());
-    assert_eq!(model.info.eos_token_ids, [TokenId(7)]);
     assert_eq!(model.info.num_parameters, (320 + 16 + 2 * (32 + 2 * 256 + 2 * 128 + 3 * 384)) as u64);
     assert_eq!((model.info.head_dim, model.info.vocab_size, model.info.max_position), (4, 20, 64));
     assert_eq!(model.program.states.len(), 2);
@@ -131,7 +128,6 @@ fn gguf_pairs_are_interleaved_and_rope_freqs_divide() {
         _ => None,
     });
     assert_eq!(rope, Some((RopePairing::Interleaved, vec![1.0, 0.01 / 8.0])));
-    assert_eq!(model.info.eos_token_ids, [TokenId(3)]);
 }
 
 #[test]
@@ -153,14 +149,6 @@ fn both_generations_of_rope_keys_mean_the_same() {
 }
 
 #[test]
-fn generation_config_adds_end_tokens() {
-    let mut checkpoint = hf(config());
-    checkpoint.container =
-        Container::HuggingFace { config: config(), generation_config: Some(json!({"eos_token_id": [9, 7]})) };
-    assert_eq!(build(&checkpoint).expect("sound").info.eos_token_ids, [TokenId(7), TokenId(9)]);
-}
-
-#[test]
 fn bad_settings_are_named() {
     for (key, value, message) in [
         ("hidden_size", json!(0), "hidden_size: 0 is not within"),
@@ -174,8 +162,6 @@ fn bad_settings_are_named() {
         ("rms_norm_eps", json!("small"), "rms_norm_eps: expected a number, got \"small\""),
         ("rms_norm_eps", json!(0.0), "rms_norm_eps: 0 is not a positive number"),
         ("vocab_size", json!(21), "'model.embed_tokens.weight': expected 21 rows (vocab_size), got [20, 16]"),
-        ("eos_token_id", json!(20), "eos_token_id: 20 is not below the vocabulary size 20"),
-        ("eos_token_id", json!("x"), "eos_token_id: not ids: \"x\""),
         ("hidden_act", json!("gelu"), "hidden_act '\"gelu\"' is not supported (supported: silu)"),
         ("rope_scaling", json!({"rope_type": "yarn", "factor": 2}), "rope type 'yarn' is not supported"),
         ("rope_scaling", json!({"rope_type": "linear"}), "factor: missing"),
@@ -369,7 +355,6 @@ const KEYS: &[&str] = &[
     "max_position_embeddings",
     "hidden_act",
     "tie_word_embeddings",
-    "eos_token_id",
     "rope_theta",
     "rope_scaling",
     "rope_parameters",

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::tokenizer::malformed;
 use crate::error::LoadError;
+use crate::request::SamplingParams;
 use crate::weights::checkpoint::{self, read_file};
 
 /// Sampling defaults that the model's authors wrote down (`--generation-config auto`); `None` where they did not.
@@ -31,6 +32,19 @@ pub struct GenerationDefaults {
 }
 
 impl GenerationDefaults {
+    /// The parameters of a request that says nothing, `max_tokens` aside.
+    pub fn params(&self) -> SamplingParams {
+        let off = SamplingParams::default();
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(off.temperature),
+            top_p: self.top_p.unwrap_or(off.top_p),
+            top_k: self.top_k.unwrap_or(off.top_k),
+            min_p: self.min_p.unwrap_or(off.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(off.repetition_penalty),
+            ..off
+        }
+    }
+
     /// These values, and `base`'s where these are `None`.
     pub fn over(self, base: &Self) -> Self {
         Self {

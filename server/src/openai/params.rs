@@ -199,23 +199,20 @@ impl SharedBody {
         engine: &EngineConfig,
         model: &TextModel,
     ) -> Result<SamplingParams, ApiError> {
-        let defaults = &config.generation_defaults;
-        let base = SamplingParams::default();
-        let float = |given: Option<f64>, default: Option<f32>, base: f32| {
-            given.map_or(default.unwrap_or(base), |given| given as f32)
-        };
+        let base = config.generation_defaults.params();
+        let float = |given: Option<f64>, base: f32| given.map_or(base, |given| given as f32);
         let mut params = SamplingParams {
-            temperature: float(self.temperature, defaults.temperature, base.temperature),
-            top_p: float(self.top_p, defaults.top_p, base.top_p),
+            temperature: float(self.temperature, base.temperature),
+            top_p: float(self.top_p, base.top_p),
             top_k: match self.top_k {
-                None => defaults.top_k.unwrap_or(base.top_k),
+                None => base.top_k,
                 Some(Int(-1)) => 0,
                 Some(top_k) => integer("top_k", top_k, -1, u32::MAX)?,
             },
-            min_p: float(self.min_p, defaults.min_p, base.min_p),
-            repetition_penalty: float(self.repetition_penalty, defaults.repetition_penalty, base.repetition_penalty),
-            presence_penalty: float(self.presence_penalty, None, base.presence_penalty),
-            frequency_penalty: float(self.frequency_penalty, None, base.frequency_penalty),
+            min_p: float(self.min_p, base.min_p),
+            repetition_penalty: float(self.repetition_penalty, base.repetition_penalty),
+            presence_penalty: float(self.presence_penalty, base.presence_penalty),
+            frequency_penalty: float(self.frequency_penalty, base.frequency_penalty),
             allowed_token_ids: self.allowed_ids(),
             logit_bias: self.biases(),
             seed: self.seed.filter(|seed| seed.0 != -1).map(|seed| seed.0 as u64),

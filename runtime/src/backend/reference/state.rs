@@ -144,10 +144,7 @@ impl PlaneState {
     }
 }
 
-/// `None` where there is no memory for it.
-pub(super) fn zeroed<T: bytemuck::Zeroable + Clone>(len: usize) -> Option<Vec<T>> {
-    let mut values = Vec::new();
-    values.try_reserve_exact(len).ok()?;
-    values.resize(len, T::zeroed());
-    Some(values)
+/// `None` where there is no memory for it. Pages are taken when first written: a KV cache is mostly empty.
+pub(super) fn zeroed<T: bytemuck::Zeroable>(len: usize) -> Option<Vec<T>> {
+    bytemuck::allocation::try_zeroed_vec(len).ok()
 }

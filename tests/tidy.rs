@@ -112,7 +112,7 @@ fn engine_code_never_sees_text() {
 
 #[test]
 fn unsafe_stays_in_its_places() {
-    let allowed = ["runtime/src/backend/cpu/", "runtime/src/weights/checkpoint.rs"];
+    let allowed = ["runtime/src/backend/cpu/", "runtime/src/backend/pool.rs", "runtime/src/weights/checkpoint.rs"];
     let offenders = lines_with(
         &[files("runtime", ".rs"), files("server", ".rs"), files("src", ".rs")].concat(),
         &allowed,

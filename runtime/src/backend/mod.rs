@@ -6,6 +6,7 @@
 pub mod cases;
 pub mod cpu;
 pub mod inputs;
+mod pool;
 pub mod reference;
 
 pub use inputs::{InputLayout, StepInputs};

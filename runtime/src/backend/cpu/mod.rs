@@ -10,7 +10,6 @@ mod isa;
 mod linear;
 mod lower;
 mod memory;
-mod pool;
 mod repack;
 mod rows;
 mod simd;
@@ -21,8 +20,8 @@ mod tests;
 
 pub use isa::Isa;
 pub use memory::available_bytes;
-pub(super) use pool::Pool;
 
+use super::pool::Pool;
 use super::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
 use crate::error::DeviceError;
 use crate::ids::{BlockId, Layer, PlanId, WeightId};

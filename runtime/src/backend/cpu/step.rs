@@ -6,12 +6,12 @@
 use super::attention::{Attend, Attention, Merge, splits_positions};
 use super::linear::{Linear, Out};
 use super::memory::{Arena, Shared};
-use super::pool::{Abandoned, Team};
 use super::repack::Matrix;
 use super::rows::{Columns, RowOp, Rows};
 use super::simd::Vectors;
 use super::state::LayerState;
 use crate::backend::StepInputs;
+use crate::backend::pool::{Abandoned, Team};
 use crate::program::RowDim;
 
 /// A weight as uploaded.

@@ -9,7 +9,7 @@ mod state;
 
 use std::ops::Range;
 
-use crate::backend::cpu::Pool;
+use crate::backend::pool::Pool;
 use crate::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
 use crate::error::DeviceError;
 use crate::ids::{BlockId, Layer, PlanId, Slot, WeightId};

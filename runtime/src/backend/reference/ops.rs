@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::Weight;
 use super::state::{Entry, LayerState, PlaneState};
 use crate::backend::StepInputs;
-use crate::backend::cpu::Pool;
+use crate::backend::pool::Pool;
 use crate::error::DeviceError;
 use crate::ids::{Layer, Slot, WeightId};
 use crate::program::{Activation, LinearPart, Op, RopePairing, RowDim, SlotInfo, View};

@@ -60,7 +60,7 @@ impl Shared {
 }
 
 /// A fixed set of threads; see the module's head.
-pub(in crate::backend) struct Pool {
+pub(super) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
 }
@@ -70,7 +70,7 @@ impl Pool {
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub(in crate::backend) fn new(threads: usize) -> Result<Self, DeviceError> {
+    pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
         let shared = Arc::new(Shared {
             threads: threads.max(1),
             job: UnsafeCell::new(None),
@@ -95,7 +95,7 @@ impl Pool {
     }
 
     /// Size of the team.
-    pub(in crate::backend) fn threads(&self) -> usize {
+    pub(super) fn threads(&self) -> usize {
         self.shared.threads
     }
 
@@ -103,7 +103,7 @@ impl Pool {
     ///
     /// # Errors
     /// A thread panicked, now or in an earlier job.
-    pub(in crate::backend) fn run(&mut self, job: &Job<'_>) -> Result<(), DeviceError> {
+    pub(super) fn run(&mut self, job: &Job<'_>) -> Result<(), DeviceError> {
         let shared = &*self.shared;
         if !shared.failed.load(Ordering::Acquire) {
             // SAFETY: the lifetime is erased for the time of this call only; the wait below ends after the last worker
@@ -194,7 +194,7 @@ fn wait_until(ready: impl Fn() -> bool) {
 pub(super) struct Abandoned;
 
 /// What one thread of a running job knows of its team.
-pub(in crate::backend) struct Team<'a> {
+pub(super) struct Team<'a> {
     shared: &'a Shared,
     /// From 0 to `threads() - 1`; 0 is the thread that called `run`.
     pub(super) thread: usize,

@@ -55,6 +55,7 @@ pub(super) trait Simd: Copy {
     /// The bits of `|v|`: as integers they order like the values, a NaN above all.
     fn abs_bits(self, v: Self::F) -> Self::I;
     fn to_f(self, v: Self::I) -> Self::F;
+    #[cfg_attr(target_arch = "aarch64", allow(dead_code, reason = "its kernels need no lanes one by one; tests do"))]
     fn array_i(self, v: Self::I) -> [i32; LANES];
     /// Greatest lane.
     fn max_lane_i(self, v: Self::I) -> i32;

@@ -106,10 +106,7 @@ impl SamplingArgs {
 
     fn params_without_text(&self, model: &GenerationDefaults) -> SamplingParams {
         let base = model.params();
-        let mut allowed: Vec<TokenId> = self.allowed_token_ids.iter().copied().map(TokenId).collect();
-        allowed.sort_unstable();
-        allowed.dedup();
-        SamplingParams {
+        let mut params = SamplingParams {
             temperature: self.temperature.unwrap_or(base.temperature),
             top_p: self.top_p.unwrap_or(base.top_p),
             top_k: self.top_k.map_or(base.top_k, |k| u32::try_from(k).unwrap_or(0)),
@@ -117,7 +114,6 @@ impl SamplingArgs {
             repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            allowed_token_ids: (!allowed.is_empty()).then_some(allowed),
             logit_bias: self.logit_bias.iter().map(|bias| (bias.0, bias.1)).collect(),
             seed: self.seed,
             max_tokens: self.max_tokens.or(model.max_new_tokens).unwrap_or(256),
@@ -125,7 +121,11 @@ impl SamplingArgs {
             stop_token_ids: self.stop_token_ids.iter().copied().map(TokenId).collect(),
             ignore_eos: self.ignore_eos,
             ..base
+        };
+        if !self.allowed_token_ids.is_empty() {
+            params.allow_only(self.allowed_token_ids.iter().copied().map(TokenId));
         }
+        params
     }
 
     /// Refuses what no model could serve, before one is loaded.

@@ -88,8 +88,7 @@ impl EngineConfig {
 
     /// Most logit rows of one step: one per sequence, and those that prompt log-probabilities need beyond it.
     pub fn max_logit_rows(&self) -> u32 {
-        let rows = self.max_num_seqs.saturating_add(self.prompt_logprob_chunk - 1);
-        rows.min(self.max_num_batched_tokens)
+        self.max_num_seqs.saturating_add(self.prompt_logprob_chunk - 1)
     }
 
     fn scheduler(&self) -> SchedulerConfig {

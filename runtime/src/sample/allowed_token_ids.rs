@@ -1,6 +1,8 @@
 //! `allowed_token_ids`: every other token is masked.
 
 use super::Edit;
+use crate::ids::TokenId;
+use crate::request::SamplingParams;
 
 pub(super) const EDIT: Edit = Edit {
     is_on: |context| context.params.allowed_token_ids.is_some(),
@@ -14,3 +16,13 @@ pub(super) const EDIT: Edit = Edit {
         logits[start..].fill(f32::NEG_INFINITY);
     },
 };
+
+impl SamplingParams {
+    /// Allows these ids only, in whatever order and however often they are named.
+    pub fn allow_only(&mut self, ids: impl IntoIterator<Item = TokenId>) {
+        let mut ids: Vec<TokenId> = ids.into_iter().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        self.allowed_token_ids = Some(ids);
+    }
+}

@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::tokenizer::malformed;
 use crate::error::LoadError;
 use crate::request::SamplingParams;
-use crate::weights::checkpoint::{self, read_file};
+use crate::weights::checkpoint::{self, malformed, read_file};
 
 /// Sampling defaults that the model's authors wrote down (`--generation-config auto`); `None` where they did not.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]

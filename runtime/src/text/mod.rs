@@ -28,9 +28,10 @@ pub use self::template::ChatTemplate;
 
 use self::config::TextConfig;
 use self::mask::END_OF_MESSAGE;
-use self::tokenizer::{Tokenizer, malformed};
+use self::tokenizer::Tokenizer;
 use crate::error::{LoadError, RequestError};
 use crate::ids::TokenId;
+use crate::weights::checkpoint::malformed;
 use crate::weights::{Checkpoint, Container};
 
 /// Everything about a model's text side; cheap to clone, safe to use from any thread.

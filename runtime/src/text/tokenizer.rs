@@ -17,7 +17,7 @@ use super::mask::Mask;
 use super::vocab::{MAX_TOKENS, Vocab};
 use crate::error::LoadError;
 use crate::ids::TokenId;
-use crate::weights::checkpoint::read_file;
+use crate::weights::checkpoint::{malformed, read_file};
 
 /// Longest tokenizer.json; the largest known ones have 35 MB.
 const MAX_FILE_BYTES: u64 = 512 << 20;
@@ -289,8 +289,4 @@ fn never_prepend(step: &mut Value) -> bool {
         Value::Array(steps) => steps.iter_mut().map(never_prepend).max().unwrap_or(false),
         _ => false,
     }
-}
-
-pub(super) fn malformed(path: &Path, field: &str, problem: impl Into<String>) -> LoadError {
-    LoadError::Malformed { path: path.into(), field: field.into(), offset: 0, problem: problem.into() }
 }

@@ -109,8 +109,9 @@ pub(super) fn map_file(path: &Path) -> Result<Arc<Mmap>, LoadError> {
     Ok(Arc::new(map))
 }
 
-fn malformed(path: &Path, field: &str, problem: impl Into<String>) -> LoadError {
-    LoadError::Malformed { path: path.to_path_buf(), field: field.to_string(), offset: 0, problem: problem.into() }
+/// A file that was read and whose `field` is wrong; where it stands is not known.
+pub(crate) fn malformed(path: &Path, field: &str, problem: impl Into<String>) -> LoadError {
+    LoadError::Malformed { path: path.into(), field: field.into(), offset: 0, problem: problem.into() }
 }
 
 /// Reads a whole file of at most `max_bytes`.

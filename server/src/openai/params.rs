@@ -213,7 +213,6 @@ impl SharedBody {
             repetition_penalty: float(self.repetition_penalty, base.repetition_penalty),
             presence_penalty: float(self.presence_penalty, base.presence_penalty),
             frequency_penalty: float(self.frequency_penalty, base.frequency_penalty),
-            allowed_token_ids: self.allowed_ids(),
             logit_bias: self.biases(),
             seed: self.seed.filter(|seed| seed.0 != -1).map(|seed| seed.0 as u64),
             min_tokens: self
@@ -228,6 +227,9 @@ impl SharedBody {
                 .transpose()?,
             ..base
         };
+        if let Some(ids) = &self.allowed_token_ids {
+            params.allow_only(ids.iter().map(|id| id.0));
+        }
         let bad_words = self.bad_words.as_deref().unwrap_or_default();
         if bad_words.len() > MAX_BAD_WORDS || bad_words.iter().any(|word| word.len() > MAX_BAD_WORD_BYTES) {
             let message = format!("bad_words may have {MAX_BAD_WORDS} words of {MAX_BAD_WORD_BYTES} bytes at most");
@@ -235,14 +237,6 @@ impl SharedBody {
         }
         params.ban_words(bad_words, |word| model.encode(word, false, true))?;
         Ok(params)
-    }
-
-    /// As `SamplingParams` wants them: ascending.
-    fn allowed_ids(&self) -> Option<Vec<TokenId>> {
-        let mut ids: Vec<TokenId> = self.allowed_token_ids.as_ref()?.iter().map(|id| id.0).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        Some(ids)
     }
 
     fn biases(&self) -> Vec<(TokenId, f32)> {

@@ -1,0 +1,326 @@
+//! Weight matrices as the kernels read them: panels of 64 rows, one row per lane, repacked once at upload.
+//!
+//! Invariant: repacking changes places, never values: every code and every scale is bit for bit the file's, and the
+//! fragment of a format (`wgsl/format/<fragment>.wgsl`) reads them by this contract. A format is one row of `spec_of`,
+//! one arm of `read_group` and its fragment. Called at upload; kernels take sizes and names from here.
+//!
+//! ```text
+//! matrix [rows, cols], cols = groups * 32; row = panel * 64 + lane; the last panel is padded with zeros
+//! codes  array<vec4u>  ((panel * groups + group) * V + v) * 64 + lane                      v in 0..V
+//! side   array<u32>    ((panel * ceil(groups / SG) + group / SG) * S + s) * 64 + lane      s in 0..S
+//!
+//! Element e = 4 i + c of a group, i in 0..8, c in 0..4:
+//! low bits   L = 4 or 8 bits per element, V = L / 4: bits (i L) % 32 .. of word c of vector (i L) / 32
+//! high bits  H = 0, 1 or 2 more bits: bits 8 c + (i H) % 8 .. of side word W + (group % SG) * H + (i H) / 8
+//! floats     V vectors of the row's bytes in their natural order (F32: V = 8, F16 and BF16: V = 4), no side words
+//!
+//! The first W side words of a super group of SG groups hold its scales:
+//! PerGroup        SG = 2, W = 1   f16 scale of the even group, then of the odd one
+//! PerGroupAndMin  SG = 1, W = 1   f16 scale, f16 minimum
+//! Nested          SG = 8, W = 5   f16 d, f16 dmin (Q6_K: 0); then per group two bytes: its integer scale and minimum,
+//!                                 (Q6_K: the signed scales of its two halves), low half of a word for the even group
+//! ```
+//!
+//! Signed codes (Q8_0) are stored as they are, others unsigned; the fragment subtracts the zero point.
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use runtime::weights::{HostTensor, WeightFormat};
+
+/// Rows of a panel.
+pub(crate) const PANEL: usize = 64;
+/// Elements of a group: neighbours in a row that share a scale (or two, one per half).
+pub(crate) const GROUP: usize = 32;
+/// No format has more side words per super group.
+const MAX_SIDE_WORDS: usize = 24;
+
+/// The numbers V, S and SG of the contract above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// V: vectors of four words per group of one row.
+    pub codes_per_group: usize,
+    /// S: words per super group of one row; 0 where values need no scale.
+    pub side_words: usize,
+    /// SG: groups of a super group.
+    pub side_groups: usize,
+}
+
+/// How a super group's scales lie in its first side words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scales {
+    /// The elements are floats.
+    None,
+    PerGroup,
+    PerGroupAndMin,
+    Nested,
+}
+
+impl Scales {
+    /// SG and W of the contract.
+    fn groups_and_words(self) -> (usize, usize) {
+        match self {
+            Self::None => (1, 0),
+            Self::PerGroup => (2, 1),
+            Self::PerGroupAndMin => (1, 1),
+            Self::Nested => (8, 5),
+        }
+    }
+
+    /// Adds the scales of the group `index` of a super group to its words, which began as zeros.
+    fn place(self, group: &Group, index: usize, words: &mut [u32; MAX_SIDE_WORDS]) {
+        match self {
+            Self::None => {}
+            Self::PerGroup => words[0] |= group.halves << (16 * index),
+            Self::PerGroupAndMin => words[0] = group.halves,
+            Self::Nested => {
+                words[0] = group.halves;
+                words[1 + index / 2] |= u32::from(u16::from_le_bytes(group.bytes)) << (16 * (index % 2));
+            }
+        }
+    }
+}
+
+/// What a format's layout is made of.
+struct Spec {
+    fragment: &'static str,
+    /// L: bits of an element in the codes.
+    low_bits: usize,
+    /// H: bits of an element in the side words.
+    high_bits: usize,
+    scales: Scales,
+}
+
+fn spec_of(format: WeightFormat) -> Spec {
+    let (fragment, low_bits, high_bits, scales) = match format {
+        WeightFormat::F32 => ("f32", 32, 0, Scales::None),
+        WeightFormat::F16 => ("f16", 16, 0, Scales::None),
+        WeightFormat::Bf16 => ("bf16", 16, 0, Scales::None),
+        WeightFormat::Q8_0 => ("q8_0", 8, 0, Scales::PerGroup),
+        WeightFormat::Q4_0 => ("q4_0", 4, 0, Scales::PerGroup),
+        WeightFormat::Q4_1 => ("q4_1", 4, 0, Scales::PerGroupAndMin),
+        WeightFormat::Q5_0 => ("q5_0", 4, 1, Scales::PerGroup),
+        WeightFormat::Q5_1 => ("q5_1", 4, 1, Scales::PerGroupAndMin),
+        WeightFormat::Q4K => ("q4_k", 4, 0, Scales::Nested),
+        WeightFormat::Q5K => ("q5_k", 4, 1, Scales::Nested),
+        WeightFormat::Q6K => ("q6_k", 4, 2, Scales::Nested),
+    };
+    Spec { fragment, low_bits, high_bits, scales }
+}
+
+/// The name of the fragment that reads this format: `wgsl/format/<name>.wgsl`.
+pub(crate) fn fragment_of(format: WeightFormat) -> &'static str {
+    spec_of(format).fragment
+}
+
+/// The layout of matrices of this format.
+pub(crate) fn layout_of(format: WeightFormat) -> Layout {
+    let spec = spec_of(format);
+    let (side_groups, scale_words) = spec.scales.groups_and_words();
+    Layout { codes_per_group: spec.low_bits / 4, side_words: scale_words + side_groups * spec.high_bits, side_groups }
+}
+
+/// Words of the codes of `[rows, cols]`.
+pub(crate) fn codes_words(format: WeightFormat, rows: usize, cols: usize) -> usize {
+    rows.next_multiple_of(PANEL) * (cols / GROUP) * layout_of(format).codes_per_group * 4
+}
+
+/// Side words of `[rows, cols]`; may be 0.
+pub(crate) fn side_words(format: WeightFormat, rows: usize, cols: usize) -> usize {
+    let layout = layout_of(format);
+    rows.next_multiple_of(PANEL) * (cols / GROUP).div_ceil(layout.side_groups) * layout.side_words
+}
+
+/// Repacks these rows of a matrix, as if they were a matrix of their own. Every word of `codes` and `side` is written,
+/// none is read.
+///
+/// # Panics
+/// When `rows` does not start at a panel or passes the end, when a row is not whole groups, when `codes` or `side` is not
+/// `codes_words` or `side_words` of these rows long.
+pub(crate) fn pack(tensor: &HostTensor, rows: Range<usize>, codes: &mut [u32], side: &mut [u32]) {
+    let (format, cols) = (tensor.format, tensor.row_len());
+    assert!(rows.start.is_multiple_of(PANEL) && rows.end <= tensor.num_rows(), "{}: rows {rows:?}", tensor.name);
+    assert!(cols.is_multiple_of(GROUP), "{}: rows of {cols} elements are not whole groups", tensor.name);
+    assert_eq!(codes.len(), codes_words(format, rows.len(), cols), "{}: words of codes", tensor.name);
+    assert_eq!(side.len(), side_words(format, rows.len(), cols), "{}: side words", tensor.name);
+
+    let packer = Packer { format, spec: spec_of(format), layout: layout_of(format), groups: cols / GROUP };
+    let row_bytes = cols / format.block_len() * format.block_bytes();
+    let bytes = &tensor.bytes()[rows.start * row_bytes..rows.end * row_bytes];
+    let panel_codes = codes_words(format, PANEL, cols);
+    let panel_side = side_words(format, PANEL, cols);
+    for (panel, first) in rows.clone().step_by(PANEL).enumerate() {
+        let num_rows = PANEL.min(rows.end - first);
+        packer.pack_panel(
+            &bytes[panel * PANEL * row_bytes..][..num_rows * row_bytes],
+            num_rows,
+            &mut codes[panel * panel_codes..][..panel_codes],
+            &mut side[panel * panel_side..][..panel_side],
+        );
+    }
+}
+
+struct Packer {
+    format: WeightFormat,
+    spec: Spec,
+    layout: Layout,
+    groups: usize,
+}
+
+impl Packer {
+    /// Repacks up to 64 rows. Neighbouring rows come in the inner loop, so that words are written in their order.
+    fn pack_panel(&self, bytes: &[u8], num_rows: usize, codes: &mut [u32], side: &mut [u32]) {
+        if num_rows < PANEL {
+            codes.fill(0);
+            side.fill(0);
+        }
+        let Layout { codes_per_group, side_words, side_groups } = self.layout;
+        let codes = codes.as_chunks_mut::<4>().0;
+        let row_bytes = bytes.len() / num_rows;
+        for (super_group, first) in (0..self.groups).step_by(side_groups).enumerate() {
+            let side = &mut side[super_group * side_words * PANEL..][..side_words * PANEL];
+            for (lane, row) in bytes.chunks_exact(row_bytes).enumerate() {
+                let mut words = [0; MAX_SIDE_WORDS];
+                for group in first..self.groups.min(first + side_groups) {
+                    let start = group * codes_per_group * PANEL;
+                    let codes = &mut codes[start..start + codes_per_group * PANEL];
+                    self.pack_group(row, group, &mut codes[lane..], &mut words);
+                }
+                side.iter_mut().skip(lane).step_by(PANEL).zip(words).for_each(|(place, word)| *place = word);
+            }
+        }
+    }
+
+    /// Writes the codes of one group of one row to `codes`, a vector every 64, and adds its side words to `side`.
+    #[inline(always)]
+    fn pack_group(&self, row: &[u8], index: usize, codes: &mut [[u32; 4]], side: &mut [u32; MAX_SIDE_WORDS]) {
+        if self.spec.scales == Scales::None {
+            let num_bytes = self.layout.codes_per_group * 16;
+            let vectors = row[index * num_bytes..][..num_bytes].as_chunks::<16>().0;
+            for (v, bytes) in vectors.iter().enumerate() {
+                let words = bytes.as_chunks::<4>().0;
+                codes[v * PANEL] = std::array::from_fn(|c| u32::from_le_bytes(words[c]));
+            }
+            return;
+        }
+        let group = read_group(self.format, row, index);
+        let in_super_group = index % self.layout.side_groups;
+        self.spec.scales.place(&group, in_super_group, side);
+        if self.spec.low_bits == 8 {
+            let [first, second] = low_words(&group.codes);
+            codes[0] = first;
+            codes[PANEL] = second;
+            return;
+        }
+        [codes[0]] = low_words(&group.codes);
+        let first_high = self.layout.side_words - (self.layout.side_groups - in_super_group) * self.spec.high_bits;
+        match self.spec.high_bits {
+            1 => side[first_high..][..1].copy_from_slice(&high_words::<1>(&group.codes)),
+            2 => side[first_high..][..2].copy_from_slice(&high_words::<2>(&group.codes)),
+            _ => {}
+        }
+    }
+}
+
+/// The low `4 V` bits of each code.
+fn low_words<const V: usize>(codes: &[u8; GROUP]) -> [[u32; 4]; V] {
+    let mut vectors = [[0; 4]; V];
+    for (i, quad) in codes.as_chunks::<4>().0.iter().enumerate() {
+        let (v, shift) = (i * V / 8, i * V * 4 % 32);
+        for (word, &code) in vectors[v].iter_mut().zip(quad) {
+            *word |= (u32::from(code) & ((1 << (4 * V)) - 1)) << shift;
+        }
+    }
+    vectors
+}
+
+/// The `H` bits above the low four of each code.
+fn high_words<const H: usize>(codes: &[u8; GROUP]) -> [u32; H] {
+    let mut words = [0; H];
+    for (i, quad) in codes.as_chunks::<4>().0.iter().enumerate() {
+        let bits: [u8; 4] = quad.map(|code| (code >> 4) << (i * H % 8));
+        words[i * H / 8] |= u32::from_le_bytes(bits);
+    }
+    words
+}
+
+/// One group of one row in the common form.
+struct Group {
+    /// Codes of up to 8 bits.
+    codes: [u8; GROUP],
+    /// An f16 in the low half, and one in the high half or zero.
+    halves: u32,
+    /// What belongs to this group under `Scales::Nested`.
+    bytes: [u8; 2],
+}
+
+/// Group `index` of a row of a quantised format (`runtime::weights::format` has the definitions).
+#[inline(always)]
+fn read_group(format: WeightFormat, row: &[u8], index: usize) -> Group {
+    let per_block = format.block_len() / GROUP;
+    let block = &row[index / per_block * format.block_bytes()..][..format.block_bytes()];
+    let in_block = index % per_block;
+    let (codes, halves) = match format {
+        WeightFormat::Q8_0 => (std::array::from_fn(|e| block[2 + e]), half_at(block, 0)),
+        WeightFormat::Q4_0 => (nibbles(&block[2..18]), half_at(block, 0)),
+        WeightFormat::Q4_1 => (nibbles(&block[4..20]), word_at(block, 0)),
+        WeightFormat::Q5_0 => (with_fifth_bits(nibbles(&block[6..22]), word_at(block, 2)), half_at(block, 0)),
+        WeightFormat::Q5_1 => (with_fifth_bits(nibbles(&block[8..24]), word_at(block, 4)), word_at(block, 0)),
+        WeightFormat::Q4K | WeightFormat::Q5K => return read_k_group(block, in_block),
+        WeightFormat::Q6K => return read_q6_k_group(block, in_block),
+        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => unreachable!("not a quantised format"),
+    };
+    Group { codes, halves, bytes: [0; 2] }
+}
+
+/// Q4_K and Q5_K: f16 d and dmin, 6-bit scales and minima in 12 bytes, (fifth bits,) nibbles in runs of 64.
+fn read_k_group(block: &[u8], index: usize) -> Group {
+    let packed = &block[4..16];
+    let bytes = if index < 4 {
+        [packed[index] & 63, packed[index + 4] & 63]
+    } else {
+        let low = packed[index + 4];
+        [low & 15 | packed[index - 4] >> 6 << 4, low >> 4 | packed[index] >> 6 << 4]
+    };
+    let (high, low) = block[16..].split_at(block.len() - 16 - 128);
+    let low = &low[index / 2 * 32..][..GROUP];
+    let mut codes = std::array::from_fn(|e| low[e] >> (index % 2 * 4) & 15);
+    if !high.is_empty() {
+        let high = &high[..GROUP];
+        codes = std::array::from_fn(|e| codes[e] | (high[e] >> index & 1) << 4);
+    }
+    Group { codes, halves: word_at(block, 0), bytes }
+}
+
+/// Q6_K: low nibbles, upper bit pairs, a signed scale per half group, f16 d.
+fn read_q6_k_group(block: &[u8], index: usize) -> Group {
+    let (half, quarter) = (index / 4, index % 4);
+    let low = &block[64 * half + 32 * (quarter % 2)..][..GROUP];
+    let high = &block[128 + 32 * half..][..GROUP];
+    Group {
+        codes: std::array::from_fn(|e| low[e] >> (quarter / 2 * 4) & 15 | (high[e] >> (2 * quarter) & 3) << 4),
+        halves: half_at(block, 208),
+        bytes: [block[192 + 2 * index], block[193 + 2 * index]],
+    }
+}
+
+/// Low nibbles of 16 bytes, then their high nibbles.
+fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
+    let bytes = &bytes[..16];
+    std::array::from_fn(|e| if e < 16 { bytes[e] & 15 } else { bytes[e - 16] >> 4 })
+}
+
+/// Bit e of `bits` is the fifth bit of code e.
+fn with_fifth_bits(codes: [u8; GROUP], bits: u32) -> [u8; GROUP] {
+    std::array::from_fn(|e| codes[e] | ((bits >> e & 1) as u8) << 4)
+}
+
+fn half_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
+}
+
+fn word_at(bytes: &[u8], at: usize) -> u32 {
+    half_at(bytes, at) | half_at(bytes, at + 2) << 16
+}

@@ -1,30 +1,9 @@
-//! Weight matrices as the kernels read them: panels of 64 rows, one row per lane, repacked once at upload.
+//! Weight matrices as the kernels read them: panels of 64 rows, one row per lane, repacked once at upload. The contract
+//! with the kernels is written at `Layout`.
 //!
-//! Invariant: repacking changes places, never values: every code and every scale is bit for bit the file's, and the
-//! fragment of a format (`wgsl/format/<fragment>.wgsl`) reads them by this contract. A format is one row of `spec_of`,
-//! one arm of `read_group` and its fragment. Called at upload; kernels take sizes and names from here.
-//!
-//! ```text
-//! matrix [rows, cols], cols = groups * 32; row = panel * 64 + lane; the last panel is padded with zeros
-//! codes  array<vec4u>  ((panel * groups + group) * V + v) * 64 + lane                      v in 0..V
-//! side   array<u32>    ((panel * ceil(groups / SG) + group / SG) * S + s) * 64 + lane      s in 0..S
-//!
-//! Element e = 4 i + c of a group, i in 0..8, c in 0..4:
-//! low bits   L = 4 or 8 bits per element, V = L / 4: bits (i L) % 32 .. of word c of vector (i L) / 32
-//! high bits  H = 0, 1 or 2 more bits: bits 8 c + (i H) % 8 .. of side word W + (group % SG) * H + (i H) / 8
-//! floats     V vectors of the row's bytes in their natural order (F32: V = 8, F16 and BF16: V = 4), no side words
-//!
-//! The first W side words of a super group of SG groups hold its scales:
-//! PerGroup        SG = 2, W = 1   f16 scale of the even group, then of the odd one
-//! PerGroupAndMin  SG = 1, W = 1   f16 scale, f16 minimum
-//! Nested          SG = 8, W = 5   f16 d, f16 dmin (Q6_K: 0); then per group two bytes: its integer scale and minimum,
-//!                                 (Q6_K: the signed scales of its two halves), low half of a word for the even group
-//! ```
-//!
-//! Signed codes (Q8_0) are stored as they are, others unsigned; the fragment subtracts the zero point.
-
-#[cfg(test)]
-mod tests;
+//! Invariant: repacking changes places, never values: every code and every scale is bit for bit the file's. A format is
+//! one row of `spec_of`, one arm of `read_group` and its fragment, `wgsl/format/<fragment>.wgsl`. Called at upload; the
+//! lowering takes sizes and fragment names from here.
 
 use std::ops::Range;
 
@@ -37,7 +16,32 @@ pub(crate) const GROUP: usize = 32;
 /// No format has more side words per super group.
 const MAX_SIDE_WORDS: usize = 24;
 
-/// The numbers V, S and SG of the contract above.
+/// The numbers V, S and SG of the contract between `pack` and the fragments:
+///
+/// ```text
+/// matrix [rows, cols], cols = groups * 32; row = panel * 64 + lane; the last panel is padded with rows of zeros
+/// codes  array<vec4u>  ((panel * groups + group) * V + v) * 64 + lane                      v in 0..V
+/// side   array<u32>    ((panel * ceil(groups / SG) + group / SG) * S + s) * 64 + lane      s in 0..S
+///
+/// Element e = 4 i + c of a group, i in 0..8, c in 0..4:
+/// low bits   L = 4 or 8 bits per element, V = L / 4: bits (i L) % 32 and up of word c of vector (i L) / 32
+/// high bits  H = 0, 1 or 2 more bits: bits 8 c + (i H) % 8 and up of side word W + (group % SG) * H + (i H) / 8
+/// floats     V vectors of the row's bytes in their own order (F32: V = 8; F16, BF16: V = 4), no side words
+///
+/// The first W side words of a super group of SG groups hold its scales:
+/// PerGroup        SG = 2, W = 1   f16 scale of the even group, then of the odd one
+/// PerGroupAndMin  SG = 1, W = 1   f16 scale, f16 minimum
+/// Nested          SG = 8, W = 5   f16 d, f16 dmin (Q6_K: 0); then two bytes per group: its integer scale and minimum
+///                                 (Q6_K: the signed scales of its two halves)
+/// S = W + SG * H; the lower half or byte of a word comes first.
+/// ```
+///
+/// Codes are the file's: signed in Q8_0, else unsigned with a zero point that the fragment subtracts.
+///
+/// A fragment has `HAS_SCALE`, `HAS_MIN`, `Group`, `load_group(panel, lane, group, groups)`, `group_values(g, i)` of
+/// elements 4 i .. 4 i + 4, `group_scale(g)`, `group_min(g)`; it reads `codes` and `side` of the kernel around it. The
+/// value is `group_values * group_scale + group_min`; the product is exact in f32 where there is a minimum, so that a
+/// fused multiply-add gives the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// V: vectors of four words per group of one row.
@@ -137,8 +141,8 @@ pub(crate) fn side_words(format: WeightFormat, rows: usize, cols: usize) -> usiz
 /// none is read.
 ///
 /// # Panics
-/// When `rows` does not start at a panel or passes the end, when a row is not whole groups, when `codes` or `side` is not
-/// `codes_words` or `side_words` of these rows long.
+/// When `rows` does not start at a panel or passes the end, when a row is not whole groups, when `codes` or `side` is
+/// not `codes_words` or `side_words` of these rows long.
 pub(crate) fn pack(tensor: &HostTensor, rows: Range<usize>, codes: &mut [u32], side: &mut [u32]) {
     let (format, cols) = (tensor.format, tensor.row_len());
     assert!(rows.start.is_multiple_of(PANEL) && rows.end <= tensor.num_rows(), "{}: rows {rows:?}", tensor.name);
@@ -324,3 +328,6 @@ fn half_at(bytes: &[u8], at: usize) -> u32 {
 fn word_at(bytes: &[u8], at: usize) -> u32 {
     half_at(bytes, at) | half_at(bytes, at + 2) << 16
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,8 @@
-// Q6_K: value = ((code - 32) * s) * d, codes 0..=63, s -128..=127 of each half group; the inner product is exact.
+// Q6_K: value = ((code - 32) * s) * d, codes 0..=63, s -128..=127 of each half group. The inner product is exact.
 //
 // codes: 1 vec4u per group; the low four bits of element 4i + c are bits 4i..4i+4 of word c.
-// side:  21 words per 8 groups: d f16; then per 2 groups four signed bytes, the scales s of their halves; then 2 words per
-//        group: bits 8c + 2(i % 4) and above of word i / 4 are the upper two bits of element 4i + c.
+// side:  21 words per 8 groups: d f16; then per 2 groups four signed bytes, the scales s of their halves; then 2 words
+//        per group: bits 8c + 2(i % 4) and up of word i / 4 are the upper two bits of element 4i + c.
 // Limits: a device may read f16 subnormals as 0.
 
 const HAS_SCALE: bool = true;

@@ -9,14 +9,19 @@ use runtime::backend::{Backend, StepInputs};
 use runtime::ids::{BlockId, Layer, PlanId};
 use runtime::program::Op;
 use runtime::weights::HostTensor;
+use shaders::{AdapterChoice, GpuOptions, WgpuBackend, WgpuDevice};
 
-type MakeBackend = fn() -> Box<dyn Backend>;
+type MakeBackend = Box<dyn Fn() -> Box<dyn Backend>>;
 
 /// Backends under test by name.
 fn backends() -> Vec<(&'static str, MakeBackend)> {
+    let reference: MakeBackend = Box::new(|| Box::new(ReferenceBackend::new(2)));
+    let cpu = || CpuBackend::new(CpuOptions { threads: 2, isa: None }).expect("every machine has a CPU");
+    let device = WgpuDevice::open(&AdapterChoice::Best, GpuOptions::default()).expect("software Vulkan");
     vec![
-        ("reference", || Box::new(ReferenceBackend::new(2))),
-        ("cpu", || Box::new(CpuBackend::new(CpuOptions { threads: 2, isa: None }).expect("every machine has a CPU"))),
+        ("reference", reference),
+        ("cpu", Box::new(move || Box::new(cpu()))),
+        ("wgpu", Box::new(move || Box::new(WgpuBackend::new(&device)))),
     ]
 }
 
@@ -32,7 +37,7 @@ fn for_all(cases: &[Case], check: impl Fn(&Case) -> Result<(), String>) {
     assert!(failures.is_empty(), "{} of {} cases failed:\n{}", failures.len(), cases.len(), failures.join("\n"));
 }
 
-fn run(make: MakeBackend, case: &Case) -> Result<Vec<f32>, String> {
+fn run(make: &dyn Fn() -> Box<dyn Backend>, case: &Case) -> Result<Vec<f32>, String> {
     run_case(make().as_mut(), case).map_err(|e| e.to_string())
 }
 
@@ -54,7 +59,7 @@ fn every_backend_agrees_with_the_reference() {
     for (name, make) in backends() {
         for_all(&cases, |case| {
             let expected = run_case(&mut reference(), case).map_err(|e| e.to_string())?;
-            let got = run(make, case).map_err(|e| format!("{name}: {e}"))?;
+            let got = run(&make, case).map_err(|e| format!("{name}: {e}"))?;
             case.tolerance.check(&got, &expected).map_err(|e| format!("{name}: {e}"))
         });
     }
@@ -182,7 +187,7 @@ fn a_linear_passes_on_what_is_not_finite() {
     for (name, make) in backends() {
         for_all(&cases, |case| {
             let CaseOp::Linear { in_features, .. } = case.op else { unreachable!("filtered above") };
-            let finite = run(make, case)?;
+            let finite = run(&make, case)?;
             let width = finite.len() / 5;
             for (i, bad) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
                 let mut built = build_case(case);
@@ -233,11 +238,11 @@ fn linear_does_not_depend_on_the_number_of_tokens() {
     let cases: Vec<Case> = all_cases().into_iter().filter(|c| matches!(c.op, CaseOp::Linear { .. })).collect();
     for (name, make) in invariant_backends() {
         for_all(&cases, |case| {
-            let whole = run(make, case)?;
+            let whole = run(&make, case)?;
             let CaseOp::Linear { in_features, parts, tokens } = &case.op else { unreachable!("filtered above") };
             for fewer in [1, 2, 3, 4, 7, 8, 15, 16].into_iter().filter(|fewer| fewer < tokens) {
                 let op = CaseOp::Linear { in_features: *in_features, parts: parts.clone(), tokens: fewer };
-                let got = run(make, &Case { op, ..case.clone() })?;
+                let got = run(&make, &Case { op, ..case.clone() })?;
                 same_bits(&got, &whole[..got.len()]).map_err(|e| format!("{name}, {fewer} tokens: {e}"))?;
             }
             Ok(())
@@ -254,10 +259,10 @@ fn attention_does_not_depend_on_chunks_mates_or_blocks() {
         for_all(&cases, |case| {
             let whole = attention(case).ok_or("not attention")?;
             let (start, length) = whole.rows[0];
-            let expected = run(make, case)?;
+            let expected = run(&make, case)?;
             let row_values = |tokens: u32| (tokens * whole.heads * whole.head_dim) as usize;
             let same = |what: &str, changed: AttentionCase, expected: &[f32]| {
-                let got = run(make, &Case { op: CaseOp::Attention(changed), ..case.clone() })?;
+                let got = run(&make, &Case { op: CaseOp::Attention(changed), ..case.clone() })?;
                 let got = &got[got.len() - expected.len()..];
                 same_bits(got, expected).map_err(|e| format!("{name}, {what}: {e}"))
             };

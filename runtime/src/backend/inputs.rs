@@ -3,6 +3,8 @@
 //! Invariant: ranges have fixed offsets for the life of a plan (capture and cached bind groups depend on it); the counts
 //! in the header say how much of each range is in use. Written by `runner`, uploaded once per step.
 
+use std::ops::Range;
+
 use super::Bucket;
 
 /// Where each range of the input buffer starts, in words.
@@ -17,6 +19,7 @@ pub struct InputLayout {
     token_ids: usize,
     positions: usize,
     slot_map: usize,
+    token_rows: usize,
     row_starts: usize,
     kv_lens: usize,
     logit_rows: usize,
@@ -44,12 +47,52 @@ impl InputLayout {
             token_ids: range(tokens),
             positions: range(tokens),
             slot_map: range(tokens),
+            token_rows: range(tokens),
             row_starts: range(rows + 1),
             kv_lens: range(rows),
             logit_rows: range(bucket.logit_rows as usize),
             block_tables: range(rows * max_blocks_per_row as usize),
             num_words: range(0),
         }
+    }
+
+    /// Words of the whole buffer.
+    pub fn num_words(&self) -> usize {
+        self.num_words
+    }
+
+    /// The words where `[tokens]` token ids lie.
+    pub fn token_ids(&self) -> Range<usize> {
+        self.per_token(self.token_ids)
+    }
+
+    /// The words where `[tokens]` positions lie.
+    pub fn positions(&self) -> Range<usize> {
+        self.per_token(self.positions)
+    }
+
+    /// The words where the `[tokens]` slot map lies.
+    pub fn slot_map(&self) -> Range<usize> {
+        self.per_token(self.slot_map)
+    }
+
+    /// The words where the `[tokens]` rows of the tokens lie.
+    pub fn token_rows(&self) -> Range<usize> {
+        self.per_token(self.token_rows)
+    }
+
+    /// The words where the `[logit_rows]` token indices lie.
+    pub fn logit_rows(&self) -> Range<usize> {
+        self.logit_rows..self.logit_rows + self.bucket.logit_rows as usize
+    }
+
+    /// The first word of the `[rows, max_blocks_per_row]` block tables.
+    pub fn block_tables(&self) -> usize {
+        self.block_tables
+    }
+
+    fn per_token(&self, start: usize) -> Range<usize> {
+        start..start + self.bucket.tokens as usize
     }
 }
 
@@ -71,9 +114,14 @@ impl StepInputs {
         &self.layout
     }
 
-    /// The whole buffer, for one upload. Words 0, 1, 2: number of tokens, rows, logit rows in use.
+    /// The whole buffer, for one upload. Words 0 to 3: number of tokens, rows and logit rows in use, largest KV length.
     pub fn words(&self) -> &[u32] {
         &self.words
+    }
+
+    /// The buffer up to the last block table in use: the rest is never read.
+    pub fn used_words(&self) -> &[u32] {
+        &self.words[..self.layout.block_tables + self.num_rows() * self.layout.max_blocks_per_row as usize]
     }
 
     /// Tokens in use.
@@ -89,6 +137,11 @@ impl StepInputs {
     /// Logit rows in use.
     pub fn num_logit_rows(&self) -> usize {
         self.words[2] as usize
+    }
+
+    /// KV entries of the longest row once the step's own are stored.
+    pub fn max_kv_len(&self) -> usize {
+        self.words[3] as usize
     }
 
     /// Forgets the last step.
@@ -113,6 +166,7 @@ impl StepInputs {
             self.words[layout.token_ids + first + i] = id;
             self.words[layout.positions + first + i] = position;
             self.words[layout.slot_map + first + i] = block * layout.block_size + position % layout.block_size;
+            self.words[layout.token_rows + first + i] = row as u32;
         }
         self.words[layout.row_starts + row + 1] = (first + num_new) as u32;
         self.words[layout.kv_lens + row] = start + num_new as u32;
@@ -120,6 +174,7 @@ impl StepInputs {
         self.words[table..table + block_table.len()].copy_from_slice(block_table);
         self.words[0] = (first + num_new) as u32;
         self.words[1] = row as u32 + 1;
+        self.words[3] = self.words[3].max(start + num_new as u32);
     }
 
     /// Asks for the logits of one token of the step.
@@ -145,7 +200,7 @@ impl StepInputs {
             assert!(used <= padded as usize && padded <= most, "bucket does not fit the step or the layout");
             self.words[start + used..start + padded as usize].fill(value);
         };
-        for start in [layout.token_ids, layout.positions, layout.slot_map] {
+        for start in [layout.token_ids, layout.positions, layout.slot_map, layout.token_rows] {
             fill(start, num_tokens, bucket.tokens, layout.bucket.tokens, 0);
         }
         fill(layout.row_starts + 1, rows, bucket.rows, layout.bucket.rows, num_tokens as u32);

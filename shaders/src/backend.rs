@@ -1,0 +1,246 @@
+//! `Backend` over wgpu: one upload, one pass and one readback per step, through two sets of transfer buffers used in turn.
+//!
+//! Invariant: a transfer buffer is mapped when a step begins to use it and is mapped again as soon as its submission is done.
+//! Nothing reaches the host after the device was lost: `wait` looks before it reads.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use runtime::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
+use runtime::error::DeviceError;
+use runtime::ids::{BlockId, Layer, PlanId, WeightId};
+use runtime::program::{Program, StateSpec};
+use runtime::weights::HostTensor;
+
+use crate::device::{AdapterChoice, Gpu, GpuOptions, MAX_BINDINGS};
+use crate::lower::{Memory, Target, lower};
+use crate::pipelines::Pipelines;
+use crate::replay::{Counts, Replay};
+use crate::state::State;
+use crate::weights::Weights;
+
+/// An open device with its compiled kernels, which backends share.
+#[derive(Clone)]
+pub struct WgpuDevice {
+    pub(crate) gpu: Rc<Gpu>,
+    pipelines: Rc<RefCell<Pipelines>>,
+}
+
+impl WgpuDevice {
+    /// Opens an adapter.
+    ///
+    /// # Errors
+    /// There is no such adapter, or it cannot be opened.
+    pub fn open(choice: &AdapterChoice, options: GpuOptions) -> Result<Self, DeviceError> {
+        Ok(Self { gpu: Rc::new(Gpu::open(choice, options)?), pipelines: Rc::default() })
+    }
+
+    /// Buffers, bind groups and pipelines created so far: a step adds none.
+    pub fn num_created(&self) -> u64 {
+        self.gpu.num_created()
+    }
+}
+
+/// See the module's head.
+pub struct WgpuBackend {
+    caps: Caps,
+    gpu: Rc<Gpu>,
+    weights: Weights,
+    state: State,
+    pipelines: Rc<RefCell<Pipelines>>,
+    plans: Vec<Plan>,
+    submitted: u64,
+    /// The step that was submitted and not waited for.
+    running: Option<Running>,
+    logits: Vec<f32>,
+    non_finite: Vec<u32>,
+}
+
+struct Plan {
+    replay: Replay,
+    memory: Memory,
+    transfers: [Transfer; 2],
+    /// Where the logits are, in bytes of which lane, and how many of a row.
+    logits: Option<Logits>,
+    vocab: usize,
+}
+
+struct Logits {
+    buffer: wgpu::Buffer,
+    offset: u64,
+}
+
+/// Buffers that the host maps.
+struct Transfer {
+    upload: wgpu::Buffer,
+    /// Flags, then logits.
+    readback: wgpu::Buffer,
+}
+
+struct Running {
+    plan: usize,
+    transfer: usize,
+    counts: Counts,
+}
+
+impl WgpuBackend {
+    /// A backend of its own memory on a device.
+    pub fn new(device: &WgpuDevice) -> Self {
+        let gpu = Rc::clone(&device.gpu);
+        let caps = Caps {
+            name: "wgpu",
+            device: format!("{} ({}, {})", gpu.adapter.name, gpu.adapter.api, gpu.adapter.driver),
+            buckets: Buckets::Exact,
+            batch_invariant: gpu.batch_invariant(),
+            max_binding_bytes: u64::from(gpu.limits.max_storage_buffer_binding_size).min(gpu.limits.max_buffer_size),
+            max_bindings: MAX_BINDINGS,
+        };
+        Self {
+            caps,
+            gpu,
+            weights: Weights::default(),
+            state: State::default(),
+            pipelines: Rc::clone(&device.pipelines),
+            plans: Vec::new(),
+            submitted: 0,
+            running: None,
+            logits: Vec::new(),
+            non_finite: Vec::new(),
+        }
+    }
+
+    /// Encodes one step of `inputs` and submits it with its transfers.
+    fn start(&self, plan: &Plan, transfer: &Transfer, inputs: &StepInputs, counts: Counts) -> Result<(), DeviceError> {
+        let Transfer { upload, readback } = transfer;
+        let words = inputs.used_words();
+        let bytes = 4 * words.len() as u64;
+        {
+            let mut view = upload.get_mapped_range_mut(0..bytes).map_err(not_mapped)?;
+            view.copy_from_slice(bytemuck::cast_slice(words));
+        }
+        upload.unmap();
+        let mut encoder = self.gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        encoder.copy_buffer_to_buffer(upload, 0, &plan.memory.inputs, 0, bytes);
+        encoder.clear_buffer(&plan.memory.flags, 0, None);
+        {
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            plan.replay.encode(&self.pipelines.borrow(), counts, &mut pass);
+        }
+        let (flag_bytes, logit_bytes) = plan.output_bytes(counts);
+        encoder.copy_buffer_to_buffer(&plan.memory.flags, 0, readback, 0, flag_bytes);
+        if let (Some(logits), 1..) = (&plan.logits, logit_bytes) {
+            encoder.copy_buffer_to_buffer(&logits.buffer, logits.offset, readback, flag_bytes, logit_bytes);
+        }
+        encoder.map_buffer_on_submit(readback, wgpu::MapMode::Read, 0..flag_bytes + logit_bytes, |_| ());
+        encoder.map_buffer_on_submit(upload, wgpu::MapMode::Write, .., |_| ());
+        self.gpu.queue.submit([encoder.finish()]);
+        self.gpu.check()
+    }
+}
+
+impl Plan {
+    /// Bytes of flags and of logits that a step reads back.
+    fn output_bytes(&self, counts: Counts) -> (u64, u64) {
+        (4 * u64::from(counts.tokens), 4 * u64::from(counts.logit_rows) * self.vocab as u64)
+    }
+}
+
+fn not_mapped(error: impl std::fmt::Display) -> DeviceError {
+    DeviceError::Failed(format!("a transfer buffer is not mapped: {error}"))
+}
+
+impl Backend for WgpuBackend {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn memory(&self) -> MemoryReport {
+        MemoryReport {
+            weights_bytes: self.weights.bytes,
+            state_bytes: self.state.bytes,
+            activations_bytes: self.plans.iter().map(|plan| plan.memory.bytes).sum(),
+            available_bytes: None,
+        }
+    }
+
+    fn upload(&mut self, id: WeightId, tensor: &HostTensor) -> Result<(), DeviceError> {
+        self.weights.upload(&self.gpu, id, tensor)
+    }
+
+    fn alloc_state(&mut self, specs: &[StateSpec], num_blocks: u32, block_size: u32) -> Result<(), DeviceError> {
+        self.state = State::new(&self.gpu, specs, num_blocks, block_size)?;
+        Ok(())
+    }
+
+    fn compile(&mut self, program: &Program, bucket: Bucket, layout: &InputLayout) -> Result<PlanId, DeviceError> {
+        use wgpu::BufferUsages as Usage;
+        debug_assert_eq!(bucket, layout.bucket, "one plan, the layout's");
+        let gpu = &*self.gpu;
+        let memory = Memory::new(gpu, program, layout)?;
+        let target = Target { gpu, weights: &self.weights, state: &self.state, memory: &memory, layout };
+        let mut pipelines = self.pipelines.borrow_mut();
+        let planned = lower(program, &target, &mut pipelines)?;
+        let replay = Replay::new(gpu, &mut pipelines, planned)?;
+        drop(pipelines);
+        let vocab = program.logits.map_or(0, |slot| program.slots[slot.index()].width as usize);
+        let logits = program.logits.map(|slot| memory.slot(slot));
+        let logits = logits.map(|range| Logits { buffer: range.buffer.clone(), offset: range.offset });
+        let output_bytes = 4 * (u64::from(bucket.tokens) + u64::from(bucket.logit_rows) * vocab as u64);
+        let transfer = || -> Result<Transfer, DeviceError> {
+            let upload = gpu.buffer("upload", 4 * layout.num_words() as u64, Usage::MAP_WRITE | Usage::COPY_SRC)?;
+            upload.map_async(wgpu::MapMode::Write, .., |_| ());
+            Ok(Transfer { upload, readback: gpu.buffer("readback", output_bytes, Usage::MAP_READ | Usage::COPY_DST)? })
+        };
+        let transfers = [transfer()?, transfer()?];
+        gpu.wait()?;
+        self.plans.push(Plan { replay, memory, transfers, logits, vocab });
+        Ok(PlanId(self.plans.len() as u32 - 1))
+    }
+
+    fn submit(&mut self, plan: PlanId, inputs: &StepInputs) -> Result<Ticket, DeviceError> {
+        assert!(self.running.is_none(), "the wgpu backend runs one step at a time");
+        let counts = Counts::of(inputs);
+        let transfer = (self.submitted % 2) as usize;
+        let chosen = &self.plans[plan.index()];
+        self.start(chosen, &chosen.transfers[transfer], inputs, counts)?;
+        self.submitted += 1;
+        self.running = Some(Running { plan: plan.index(), transfer, counts });
+        Ok(Ticket(self.submitted))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<DeviceOutput<'_>, DeviceError> {
+        assert_eq!(ticket.0, self.submitted, "the wgpu backend runs one step at a time");
+        let Some(Running { plan, transfer, counts }) = self.running.take() else {
+            return Err(DeviceError::Failed("no step was submitted".into()));
+        };
+        self.gpu.wait()?;
+        let plan = &self.plans[plan];
+        let readback = &plan.transfers[transfer].readback;
+        let (flag_bytes, logit_bytes) = plan.output_bytes(counts);
+        {
+            let view = readback.get_mapped_range(0..flag_bytes + logit_bytes).map_err(not_mapped)?;
+            let words: &[u32] = bytemuck::cast_slice(&view);
+            let (flags, logits) = words.split_at(counts.tokens as usize);
+            self.non_finite.clear();
+            self.non_finite.extend_from_slice(flags);
+            self.logits.clear();
+            self.logits.extend_from_slice(bytemuck::cast_slice(logits));
+        }
+        readback.unmap();
+        Ok(DeviceOutput { logits: &self.logits, non_finite: &self.non_finite })
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {
+        self.state.copy_blocks(&self.gpu, pairs);
+        self.gpu.check()
+    }
+
+    fn read_block(&mut self, layer: Layer, block: BlockId, out: &mut Vec<u8>) -> Result<(), DeviceError> {
+        out.clear();
+        self.state.read_block(&self.gpu, layer.index(), block, out)
+    }
+
+    fn write_block(&mut self, layer: Layer, block: BlockId, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.state.write_block(&self.gpu, layer.index(), block, bytes)
+    }
+}

@@ -1,0 +1,386 @@
+//! A wgpu device behind one door: adapters, limits, allocations, pipelines, errors.
+//!
+//! Invariant: everything that the backend creates on a device is created here, so that memory is counted and capped, the
+//! creations in the token loop can be counted (none), and an out-of-memory or lost device is a typed error, never a panic.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use runtime::error::DeviceError;
+
+use crate::compose::Composed;
+use crate::reflect::Access;
+use crate::table::Kernel;
+use crate::tuning::DeviceClass;
+
+/// Offsets of bindings are multiples of this on every device.
+pub(crate) const ALIGN_BYTES: u64 = 256;
+
+/// How a device is used.
+#[derive(Clone, Debug, Default)]
+pub struct GpuOptions {
+    /// The most bytes to allocate; `None`: no cap but the driver's. wgpu cannot ask how much is free.
+    pub memory_bytes: Option<u64>,
+    /// The tuning table's row, instead of the adapter's own class (tests run every class on one device).
+    pub class: Option<DeviceClass>,
+    /// Whether a row's bits never depend on its batch mates: one order of sums for every number of tokens.
+    pub batch_invariant: BatchInvariant,
+}
+
+/// `--batch-invariant`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BatchInvariant {
+    /// On: with the kernels of this backend it costs less than a tenth.
+    #[default]
+    Auto,
+    /// One order of sums for every number of tokens.
+    On,
+    /// The fastest order for each number of tokens.
+    Off,
+}
+
+/// An adapter, in words and numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterInfo {
+    /// As its driver names it.
+    pub name: String,
+    /// Driver and version.
+    pub driver: String,
+    /// `Vulkan`, `Metal`, `Dx12`.
+    pub api: String,
+    /// What kind of device it is, best first.
+    pub kind: AdapterKind,
+    /// The row of the tuning table that fits.
+    pub class: DeviceClass,
+}
+
+/// Kinds of adapters in the order in which `--device auto` takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AdapterKind {
+    /// A card with its own memory.
+    Discrete,
+    /// A GPU beside the CPU.
+    Integrated,
+    /// A GPU passed into a virtual machine, or one that does not say.
+    Virtual,
+    /// Software on the CPU.
+    Software,
+}
+
+impl std::fmt::Display for AdapterKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Discrete => "discrete GPU",
+            Self::Integrated => "integrated GPU",
+            Self::Virtual => "virtual GPU",
+            Self::Software => "software",
+        })
+    }
+}
+
+impl AdapterInfo {
+    fn new(info: &wgpu::AdapterInfo) -> Self {
+        Self {
+            name: info.name.clone(),
+            driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+            api: format!("{:?}", info.backend),
+            kind: match info.device_type {
+                wgpu::DeviceType::DiscreteGpu => AdapterKind::Discrete,
+                wgpu::DeviceType::IntegratedGpu => AdapterKind::Integrated,
+                wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => AdapterKind::Virtual,
+                wgpu::DeviceType::Cpu => AdapterKind::Software,
+            },
+            class: DeviceClass::of(info),
+        }
+    }
+}
+
+/// Adapters that can run the backend, best first; the place in this list is N of `wgpu:N`.
+pub fn adapters() -> Vec<AdapterInfo> {
+    enumerate().iter().map(|adapter| AdapterInfo::new(&adapter.get_info())).collect()
+}
+
+fn enumerate() -> Vec<wgpu::Adapter> {
+    let backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
+        backends,
+        ..wgpu::InstanceDescriptor::new_without_display_handle()
+    });
+    let mut adapters = pollster::block_on(instance.enumerate_adapters(backends));
+    adapters.retain(|adapter| adapter.limits().max_storage_buffers_per_shader_stage >= MAX_BINDINGS);
+    adapters.sort_by_key(|adapter| AdapterInfo::new(&adapter.get_info()).kind);
+    adapters
+}
+
+/// Storage buffers that one dispatch may bind: what WebGPU guarantees.
+pub(crate) const MAX_BINDINGS: u32 = 8;
+
+/// Which adapter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AdapterChoice {
+    /// The best.
+    #[default]
+    Best,
+    /// By its place in `adapters()`.
+    Index(usize),
+    /// By a part of its name, in any case.
+    Name(String),
+}
+
+/// Bytes of one binding.
+#[derive(Clone, Copy, Debug)]
+pub struct Range<'a> {
+    /// The buffer.
+    pub buffer: &'a wgpu::Buffer,
+    /// First byte, a multiple of 256.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+impl Range<'_> {
+    /// The rest after some bytes.
+    pub(crate) fn after(self, bytes: u64) -> Self {
+        Self { offset: self.offset + bytes, size: self.size - bytes, ..self }
+    }
+}
+
+/// What was created so far.
+#[derive(Debug, Default)]
+struct Counters {
+    bytes: AtomicU64,
+    created: AtomicU64,
+}
+
+/// An open device.
+pub(crate) struct Gpu {
+    pub(crate) device: wgpu::Device,
+    pub(crate) queue: wgpu::Queue,
+    pub(crate) adapter: AdapterInfo,
+    pub(crate) limits: wgpu::Limits,
+    pub(crate) features: wgpu::Features,
+    options: GpuOptions,
+    counters: Counters,
+    /// The first error that nobody was waiting for.
+    failure: Arc<Mutex<Option<String>>>,
+}
+
+impl Gpu {
+    /// Opens an adapter with all limits and every optional feature that it has and we use.
+    ///
+    /// # Errors
+    /// `Absent` where there is no such adapter; `Failed` where it cannot be opened.
+    pub(crate) fn open(choice: &AdapterChoice, options: GpuOptions) -> Result<Self, DeviceError> {
+        let adapter = choose(enumerate(), choice)?;
+        let info = AdapterInfo::new(&adapter.get_info());
+        let limits = adapter.limits();
+        let wanted = wgpu::Features::SUBGROUP | wgpu::Features::TIMESTAMP_QUERY;
+        let features = adapter.features() & wanted;
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("kittiwake"),
+            required_features: features,
+            required_limits: limits.clone(),
+            memory_hints: wgpu::MemoryHints::Performance,
+            ..Default::default()
+        };
+        let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
+            .map_err(|error| DeviceError::Failed(format!("{}: {error}", info.name)))?;
+        let failure = Arc::new(Mutex::new(None));
+        let record = |failure: &Arc<Mutex<Option<String>>>, what: String| {
+            failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
+        };
+        let lost = Arc::clone(&failure);
+        device.set_device_lost_callback(move |reason, message| {
+            if reason != wgpu::DeviceLostReason::Destroyed {
+                record(&lost, format!("device lost: {message}"));
+            }
+        });
+        let uncaptured = Arc::clone(&failure);
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| record(&uncaptured, error.to_string())));
+        Ok(Self { device, queue, adapter: info, limits, features, options, counters: Counters::default(), failure })
+    }
+
+    pub(crate) fn class(&self) -> DeviceClass {
+        self.options.class.unwrap_or(self.adapter.class)
+    }
+
+    pub(crate) fn has_subgroups(&self) -> bool {
+        self.features.contains(wgpu::Features::SUBGROUP)
+    }
+
+    pub(crate) fn batch_invariant(&self) -> bool {
+        self.options.batch_invariant != BatchInvariant::Off
+    }
+
+    /// Buffers, bind groups and pipelines created so far.
+    pub(crate) fn num_created(&self) -> u64 {
+        self.counters.created.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// The device was lost, or an error was reported that nobody was waiting for.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(what) => Err(DeviceError::Failed(what.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// A zeroed buffer of at least `bytes`.
+    ///
+    /// # Errors
+    /// `OutOfMemory` by the driver, by the adapter's limit for one buffer, or by the cap.
+    pub(crate) fn buffer(
+        &self,
+        what: &str,
+        bytes: u64,
+        usage: wgpu::BufferUsages,
+    ) -> Result<wgpu::Buffer, DeviceError> {
+        let size = bytes.max(1).next_multiple_of(ALIGN_BYTES);
+        let out_of_memory = || DeviceError::OutOfMemory { what: what.into(), needed_bytes: size };
+        let used = self.counters.bytes.load(Ordering::Relaxed);
+        if size > self.limits.max_buffer_size || self.options.memory_bytes.is_some_and(|cap| used + size > cap) {
+            return Err(out_of_memory());
+        }
+        let memory = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
+        let buffer = self.device.create_buffer(&descriptor);
+        let invalid = pollster::block_on(validation.pop());
+        if pollster::block_on(memory.pop()).is_some() {
+            return Err(out_of_memory());
+        }
+        if let Some(error) = invalid {
+            return Err(DeviceError::Failed(format!("{what}: {error}")));
+        }
+        self.counters.bytes.fetch_add(size, Ordering::Relaxed);
+        self.counters.created.fetch_add(1, Ordering::Relaxed);
+        Ok(buffer)
+    }
+
+    /// The layout that all variants of a kernel share.
+    pub(crate) fn layout(&self, kernel: &Kernel) -> wgpu::BindGroupLayout {
+        let entries: Vec<_> = kernel
+            .bindings
+            .iter()
+            .enumerate()
+            .map(|(i, binding)| wgpu::BindGroupLayoutEntry {
+                binding: i as u32,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: match binding.access {
+                        Access::Uniform => wgpu::BufferBindingType::Uniform,
+                        Access::Read => wgpu::BufferBindingType::Storage { read_only: true },
+                        Access::ReadWrite => wgpu::BufferBindingType::Storage { read_only: false },
+                    },
+                    has_dynamic_offset: false,
+                    min_binding_size: std::num::NonZeroU64::new(u64::from(binding.min_bytes)),
+                },
+                count: None,
+            })
+            .collect();
+        self.counters.created.fetch_add(1, Ordering::Relaxed);
+        let descriptor = wgpu::BindGroupLayoutDescriptor { label: Some(kernel.name), entries: &entries };
+        self.device.create_bind_group_layout(&descriptor)
+    }
+
+    /// A pipeline of a composed kernel. Checks at run time are compiled in where debug assertions are.
+    ///
+    /// # Errors
+    /// What the device says against it.
+    pub(crate) fn pipeline(
+        &self,
+        kernel: &Kernel,
+        composed: &Composed,
+        layout: &wgpu::BindGroupLayout,
+    ) -> Result<wgpu::ComputePipeline, DeviceError> {
+        let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let source = wgpu::ShaderSource::Wgsl(composed.text.as_str().into());
+        let descriptor = wgpu::ShaderModuleDescriptor { label: Some(kernel.name), source };
+        let checks = match cfg!(debug_assertions) {
+            true => wgpu::ShaderRuntimeChecks::checked(),
+            false => wgpu::ShaderRuntimeChecks::unchecked(),
+        };
+        // SAFETY: every kernel of the table, and every user's kernel before it serves, has passed the op table with all
+        // checks compiled in, and loops are bounded by sizes that `lower` has checked.
+        let module = unsafe { self.device.create_shader_module_trusted(descriptor, checks) };
+        let pipeline_layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(kernel.name),
+            bind_group_layouts: &[Some(layout)],
+            immediate_size: 0,
+        });
+        let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(kernel.name),
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: cfg!(debug_assertions),
+                ..Default::default()
+            },
+            cache: None,
+        });
+        self.counters.created.fetch_add(1, Ordering::Relaxed);
+        match pollster::block_on(validation.pop()) {
+            Some(error) => Err(DeviceError::Failed(format!("kernel {}: {error}", kernel.name))),
+            None => Ok(pipeline),
+        }
+    }
+
+    /// A bind group: the uniform at binding 0, then `ranges` in order.
+    pub(crate) fn bind_group(
+        &self,
+        layout: &wgpu::BindGroupLayout,
+        uniform: Range<'_>,
+        ranges: &[Range<'_>],
+    ) -> wgpu::BindGroup {
+        let all = std::iter::once(uniform).chain(ranges.iter().copied());
+        let entries: Vec<_> = (0..)
+            .zip(all)
+            .map(|(binding, Range { buffer, offset, size })| {
+                let size = std::num::NonZeroU64::new(size);
+                let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size });
+                wgpu::BindGroupEntry { binding, resource }
+            })
+            .collect();
+        self.counters.created.fetch_add(1, Ordering::Relaxed);
+        self.device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries })
+    }
+
+    /// Waits until everything submitted so far is done.
+    ///
+    /// # Errors
+    /// The device was lost.
+    pub(crate) fn wait(&self) -> Result<(), DeviceError> {
+        self.device
+            .poll(wgpu::PollType::wait_indefinitely())
+            .map_err(|error| DeviceError::Failed(format!("waiting for the device: {error}")))?;
+        self.check()
+    }
+}
+
+fn choose(adapters: Vec<wgpu::Adapter>, choice: &AdapterChoice) -> Result<wgpu::Adapter, DeviceError> {
+    let names: Vec<String> = adapters.iter().map(|adapter| adapter.get_info().name).collect();
+    let found = match choice {
+        AdapterChoice::Best => adapters.into_iter().next(),
+        AdapterChoice::Index(index) => adapters.into_iter().nth(*index),
+        AdapterChoice::Name(name) => {
+            let name = name.to_lowercase();
+            adapters.into_iter().find(|adapter| adapter.get_info().name.to_lowercase().contains(&name))
+        }
+    };
+    found.ok_or_else(|| {
+        let asked = match choice {
+            AdapterChoice::Best => "wgpu".into(),
+            AdapterChoice::Index(index) => format!("wgpu:{index}"),
+            AdapterChoice::Name(name) => format!("wgpu:{name}"),
+        };
+        let there = if names.is_empty() {
+            "no Vulkan, Metal or DX12 adapter was found".into()
+        } else {
+            let list: Vec<String> = names.iter().enumerate().map(|(i, name)| format!("{i} = {name}")).collect();
+            format!("the adapters are {}", list.join(", "))
+        };
+        DeviceError::Absent(asked, there)
+    })
+}

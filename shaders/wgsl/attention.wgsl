@@ -1,0 +1,218 @@
+// out[t, h] = softmax over positions p <= positions[t] of (scale * q[t, h] . k[p, h']) times v[p, h'], h' the KV head of h.
+// q [tokens, q_stride], heads at column q_offset; keys, values: planes [blocks, kv_heads, block_size, head_dim];
+// step: the step's inputs, whole; out [tokens, heads, head_dim], or with PARTIAL [tokens, heads, splits, head_dim + 4].
+// One description for prefill, chunk and decode: a token attends to its row's blocks up to its own position.
+// Positions are cut into splits of SPLIT at absolute places. A lane owns HEADS query heads (that share a KV head) of one token:
+// all its splits one after the other, or one split with PARTIAL (attention_combine merges). PARTS lanes share a lane's
+// positions, CHUNK at a time, merged in order. f32 sums; tolerance 2e-6 rms (order of sums, the exponential).
+// head_dim is HEAD_DIM, a multiple of 4. Method: Dao 2023, FlashAttention-2 and Flash-Decoding; Kwon et al. 2023 (paged).
+//!use kv/f16.wgsl as KV
+//!use shared/softmax.wgsl
+//!targets spirv msl hlsl glsl
+struct Params {
+    q_stride_quads: u32,
+    q_offset_quads: u32,
+    heads: u32,
+    kv_heads: u32,
+    scale: f32,
+    block_size: u32,
+    max_blocks: u32,
+    positions: u32,
+    token_rows: u32,
+    block_tables: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> q: array<vec4f>;
+@group(0) @binding(2) var<storage, read> keys: array<vec2u>;
+@group(0) @binding(3) var<storage, read> values: array<vec2u>;
+@group(0) @binding(4) var<storage, read> step: array<u32>;
+@group(0) @binding(5) var<storage, read_write> out: array<vec4f>;
+
+const HEAD_DIM: u32 = 64u; //!set elements per head
+const HEADS: u32 = 1u; //!set query heads per lane, all of one KV head
+const SPLIT: u32 = 64u; //!set positions per split, a multiple of CHUNK * PARTS
+const CHUNK: u32 = 8u; //!set positions whose scores a lane holds at a time
+const ITEMS: u32 = 8u; //!set (token, heads, split) items per workgroup
+const PARTS: u32 = 1u; //!set lanes per item
+const PARTIAL: bool = false; //!set one split per item, merged by attention_combine
+
+const QUADS: u32 = HEAD_DIM / 4u;
+const NONE: f32 = -3.0e38;
+var<workgroup> part_values: array<vec4f, select(1u, ITEMS * PARTS * HEADS * QUADS, PARTS > 1u)>;
+var<workgroup> part_sums: array<vec2f, select(1u, ITEMS * PARTS * HEADS, PARTS > 1u)>;
+
+// Softmax sums of HEADS heads: the largest score, the sum, the weighted values.
+struct Sums {
+    m: array<f32, HEADS>,
+    l: array<f32, HEADS>,
+    values: array<vec4f, HEADS * QUADS>,
+}
+
+fn clear(sums: ptr<function, Sums>) {
+    for (var h = 0u; h < HEADS; h++) {
+        (*sums).m[h] = NONE;
+        (*sums).l[h] = 0.0;
+        for (var d = 0u; d < QUADS; d++) {
+            (*sums).values[h * QUADS + d] = vec4f();
+        }
+    }
+}
+
+fn merge_into(first: ptr<function, Sums>, second: ptr<function, Sums>) {
+    for (var h = 0u; h < HEADS; h++) {
+        let factors = merge_factors((*first).m[h], (*second).m[h]);
+        (*first).m[h] = max((*first).m[h], (*second).m[h]);
+        (*first).l[h] = merge_sums((*first).l[h], (*second).l[h], factors);
+        for (var d = 0u; d < QUADS; d++) {
+            let at = h * QUADS + d;
+            (*first).values[at] = merge_values((*first).values[at], (*second).values[at], factors);
+        }
+    }
+}
+
+// Adds positions first .. min(first + CHUNK, end) of a row.
+fn add_chunk(sums: ptr<function, Sums>, query: ptr<function, array<vec4f, HEADS * QUADS>>, first: u32, end: u32, table: u32, kv_head: u32) {
+    var entry: array<u32, CHUNK>;
+    var scores: array<f32, HEADS * CHUNK>;
+    for (var c = 0u; c < CHUNK; c++) {
+        let position = first + c;
+        for (var h = 0u; h < HEADS; h++) {
+            scores[h * CHUNK + c] = NONE;
+        }
+        if position < end {
+            let block = step[table + position / params.block_size];
+            entry[c] = ((block * params.kv_heads + kv_head) * params.block_size + position % params.block_size) * QUADS;
+            var dots: array<f32, HEADS>;
+            for (var d = 0u; d < QUADS; d++) {
+                let key = load_key(entry[c] + d);
+                for (var h = 0u; h < HEADS; h++) {
+                    dots[h] += dot((*query)[h * QUADS + d], key);
+                }
+            }
+            for (var h = 0u; h < HEADS; h++) {
+                scores[h * CHUNK + c] = dots[h] * params.scale;
+            }
+        }
+    }
+    for (var h = 0u; h < HEADS; h++) {
+        var m = (*sums).m[h];
+        for (var c = 0u; c < CHUNK; c++) {
+            m = max(m, scores[h * CHUNK + c]);
+        }
+        let factor = exp_f32((*sums).m[h] - m);
+        (*sums).m[h] = m;
+        var l = (*sums).l[h] * factor;
+        for (var c = 0u; c < CHUNK; c++) {
+            let weight = exp_f32(scores[h * CHUNK + c] - m);
+            scores[h * CHUNK + c] = weight;
+            l += weight;
+        }
+        (*sums).l[h] = l;
+        for (var d = 0u; d < QUADS; d++) {
+            (*sums).values[h * QUADS + d] *= factor;
+        }
+    }
+    for (var c = 0u; c < CHUNK; c++) {
+        if first + c < end {
+            for (var d = 0u; d < QUADS; d++) {
+                let value = load_value(entry[c] + d);
+                for (var h = 0u; h < HEADS; h++) {
+                    let at = h * QUADS + d;
+                    (*sums).values[at] = fma(value, vec4f(scores[h * CHUNK + c]), (*sums).values[at]);
+                }
+            }
+        }
+    }
+}
+
+@compute @workgroup_size(ITEMS, PARTS)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3u,
+    @builtin(num_workgroups) grid: vec3u,
+    @builtin(local_invocation_id) lane: vec3u,
+) {
+    let num_tokens = step[0];
+    let num_splits = (step[3] + SPLIT - 1u) / SPLIT;
+    let sets = params.heads / HEADS;
+    let item = (workgroup.y * grid.x + workgroup.x) * ITEMS + lane.x;
+    // A lane past the end computes the last token again and writes nothing: every lane meets every barrier.
+    let is_item = item < num_tokens * sets * select(1u, num_splits, PARTIAL);
+    let token = item % num_tokens;
+    let heads = item / num_tokens % sets;
+    let kv_head = heads * HEADS / (params.heads / params.kv_heads);
+    let position_end = select(0u, step[params.positions + token] + 1u, is_item);
+    let table = params.block_tables + step[params.token_rows + token] * params.max_blocks;
+    var query: array<vec4f, HEADS * QUADS>;
+    let q_first = token * params.q_stride_quads + params.q_offset_quads + heads * HEADS * QUADS;
+    for (var i = 0u; i < HEADS * QUADS; i++) {
+        query[i] = q[q_first + i];
+    }
+
+    var total: Sums;
+    clear(&total);
+    var first_split = 0u;
+    var split_end = (step[3] + SPLIT - 1u) / SPLIT;
+    if PARTIAL {
+        first_split = item / (num_tokens * sets);
+        split_end = first_split + 1u;
+    }
+    for (var split = first_split; split < split_end; split++) {
+        let first = split * SPLIT;
+        let end = min(first + SPLIT, position_end);
+        var sums: Sums;
+        clear(&sums);
+        for (var chunk = first + lane.y * CHUNK; chunk < end; chunk += CHUNK * PARTS) {
+            add_chunk(&sums, &query, chunk, end, table, kv_head);
+        }
+        if PARTS > 1u {
+            share(&sums, lane);
+        }
+        if first < end {
+            merge_into(&total, &sums);
+        }
+    }
+    if !is_item || lane.y > 0u {
+        return;
+    }
+    for (var h = 0u; h < HEADS; h++) {
+        let row = token * params.heads + heads * HEADS + h;
+        if PARTIAL {
+            let at = (row * num_splits + first_split) * (QUADS + 1u);
+            for (var d = 0u; d < QUADS; d++) {
+                out[at + d] = total.values[h * QUADS + d];
+            }
+            out[at + QUADS] = vec4f(total.m[h], total.l[h], 0.0, 0.0);
+        } else {
+            for (var d = 0u; d < QUADS; d++) {
+                out[row * QUADS + d] = total.values[h * QUADS + d] / total.l[h];
+            }
+        }
+    }
+}
+
+// Merges the sums of the lanes of an item, in order, into those of its first lane.
+fn share(sums: ptr<function, Sums>, lane: vec3u) {
+    let mine = (lane.x * PARTS + lane.y) * HEADS;
+    for (var h = 0u; h < HEADS; h++) {
+        part_sums[mine + h] = vec2f((*sums).m[h], (*sums).l[h]);
+        for (var d = 0u; d < QUADS; d++) {
+            part_values[(mine + h) * QUADS + d] = (*sums).values[h * QUADS + d];
+        }
+    }
+    workgroupBarrier();
+    if lane.y == 0u {
+        for (var part = 1u; part < PARTS; part++) {
+            for (var h = 0u; h < HEADS; h++) {
+                let other = (lane.x * PARTS + part) * HEADS + h;
+                let factors = merge_factors((*sums).m[h], part_sums[other].x);
+                (*sums).m[h] = max((*sums).m[h], part_sums[other].x);
+                (*sums).l[h] = merge_sums((*sums).l[h], part_sums[other].y, factors);
+                for (var d = 0u; d < QUADS; d++) {
+                    let at = h * QUADS + d;
+                    (*sums).values[at] = merge_values((*sums).values[at], part_values[other * QUADS + d], factors);
+                }
+            }
+        }
+    }
+    workgroupBarrier();
+}

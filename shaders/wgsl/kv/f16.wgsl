@@ -1,0 +1,10 @@
+// Four consecutive elements of a plane of f16, two to a word, low half first.
+fn load_key(quad: u32) -> vec4f {
+    let words = keys[quad];
+    return vec4f(unpack2x16float(words.x), unpack2x16float(words.y));
+}
+
+fn load_value(quad: u32) -> vec4f {
+    let words = values[quad];
+    return vec4f(unpack2x16float(words.x), unpack2x16float(words.y));
+}

@@ -1,0 +1,121 @@
+// out[t, n] = sum over k of x[t, k] * w[n, k] + bias[n], for one matrix, or one piece of its rows.
+// x [tokens, in_features]; codes, side: panels of 64 rows in one of format/; bias [rows]; out [tokens, out_stride] at column
+// out_column. One kernel for one token and for many: a lane owns ROWS rows x TOKENS tokens in registers; LANES * ROWS
+// divides 64; a workgroup covers LANES * ROWS rows of TOKEN_LANES * TOKENS tokens.
+// A group of 32 elements is summed as codes, then scaled: sum += scale * (codes . x) + min * sum(x), in f32.
+// in_features is cut into SPLITS slices, each summed in order, the slices added in order: by SPLITS lanes and workgroup memory
+// with SPLIT_LANES = SPLITS, by one lane with SPLIT_LANES = 1. The order depends on SPLITS only, so that variants with the
+// same SPLITS give the same bits for any number of tokens. Tolerance 2e-6 rms (order of the sum).
+// x and out have room for whole tiles of tokens; in_features is a multiple of 32.
+//!use format/q4_1.wgsl as FORMAT
+//!targets spirv msl hlsl glsl
+struct Params {
+    groups: u32,
+    rows: u32,
+    out_stride: u32,
+    out_column: u32,
+    has_bias: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<vec4f>;
+@group(0) @binding(2) var<storage, read> codes: array<vec4u>;
+@group(0) @binding(3) var<storage, read> side: array<u32>;
+@group(0) @binding(4) var<storage, read> bias: array<f32>;
+@group(0) @binding(5) var<storage, read_write> out: array<f32>;
+
+const ROWS: u32 = 8u; //!set rows of the matrix per lane
+const TOKENS: u32 = 1u; //!set tokens per lane
+const LANES: u32 = 8u; //!set lanes along the rows
+const TOKEN_LANES: u32 = 1u; //!set lanes along the tokens
+const SPLITS: u32 = 1u; //!set slices of in_features
+const SPLIT_LANES: u32 = 1u; //!set lanes along the slices: SPLITS or 1
+
+const TILE: u32 = ROWS * TOKENS;
+var<workgroup> partial: array<f32, select(1u, LANES * TOKEN_LANES * SPLITS * TILE, SPLIT_LANES > 1u)>;
+
+fn dot4(a: vec4f, b: vec4f, sum: f32) -> f32 {
+    return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
+}
+
+@compute @workgroup_size(LANES, TOKEN_LANES, SPLIT_LANES)
+fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_id) lane: vec3u) {
+    const CHUNKS = 64u / (LANES * ROWS);
+    let panel = workgroup.x / CHUNKS;
+    let first = (workgroup.x % CHUNKS) * (LANES * ROWS) + lane.x;
+    let first_token = (workgroup.y * TOKEN_LANES + lane.y) * TOKENS;
+    let x_stride = params.groups * 8u;
+    var total: array<f32, TILE>;
+    for (var slice = lane.z; slice < SPLITS; slice += SPLIT_LANES) {
+        var sum: array<f32, TILE>;
+        let end = (slice + 1u) * params.groups / SPLITS;
+        for (var g = slice * params.groups / SPLITS; g < end; g++) {
+            var group: array<Group, ROWS>;
+            for (var r = 0u; r < ROWS; r++) {
+                group[r] = load_group(panel, first + r * LANES, g, params.groups);
+            }
+            var products: array<f32, TILE>;
+            var x_sum: array<f32, TOKENS>;
+            for (var i = 0u; i < 8u; i++) {
+                var w: array<vec4f, ROWS>;
+                for (var r = 0u; r < ROWS; r++) {
+                    w[r] = group_values(group[r], i);
+                }
+                for (var t = 0u; t < TOKENS; t++) {
+                    let value = x[(first_token + t) * x_stride + g * 8u + i];
+                    if HAS_MIN {
+                        x_sum[t] += (value.x + value.y) + (value.z + value.w);
+                    }
+                    for (var r = 0u; r < ROWS; r++) {
+                        products[t * ROWS + r] = dot4(w[r], value, products[t * ROWS + r]);
+                    }
+                }
+            }
+            for (var t = 0u; t < TOKENS; t++) {
+                for (var r = 0u; r < ROWS; r++) {
+                    var s = sum[t * ROWS + r];
+                    if HAS_SCALE {
+                        s = fma(group_scale(group[r]), products[t * ROWS + r], s);
+                    } else {
+                        s += products[t * ROWS + r];
+                    }
+                    if HAS_MIN {
+                        s = fma(group_min(group[r]), x_sum[t], s);
+                    }
+                    sum[t * ROWS + r] = s;
+                }
+            }
+        }
+        if SPLIT_LANES > 1u {
+            for (var i = 0u; i < TILE; i++) {
+                partial[((slice * TOKEN_LANES + lane.y) * TILE + i) * LANES + lane.x] = sum[i];
+            }
+        } else {
+            for (var i = 0u; i < TILE; i++) {
+                total[i] += sum[i];
+            }
+        }
+    }
+    if SPLIT_LANES > 1u {
+        workgroupBarrier();
+        if lane.z > 0u {
+            return;
+        }
+        for (var slice = 0u; slice < SPLITS; slice++) {
+            for (var i = 0u; i < TILE; i++) {
+                total[i] += partial[((slice * TOKEN_LANES + lane.y) * TILE + i) * LANES + lane.x];
+            }
+        }
+    }
+    for (var r = 0u; r < ROWS; r++) {
+        let row = panel * 64u + first + r * LANES;
+        if row < params.rows {
+            var add = 0.0;
+            if params.has_bias != 0u {
+                add = bias[row];
+            }
+            for (var t = 0u; t < TOKENS; t++) {
+                out[(first_token + t) * params.out_stride + params.out_column + row] = total[t * ROWS + r] + add;
+            }
+        }
+    }
+}

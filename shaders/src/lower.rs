@@ -350,7 +350,8 @@ impl<'a> Lowering<'a, '_> {
         let split = split_len(self.tuning, layout);
         let head_quads = self.quads("head_dim", op.head_dim)?;
         let group = op.heads / plane.heads;
-        let lane_heads = (1..=group.min(tile.max_heads)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
+        let most = (tile.max_values / op.head_dim).max(1);
+        let lane_heads = (1..=group.min(most)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
         let parts = self.attention_parts(lane_heads, op.head_dim);
         let params = table::attention::Params {
             q_stride_quads: self.quads("width", self.width(op.q.slot))?,
@@ -376,7 +377,6 @@ impl<'a> Lowering<'a, '_> {
             .with("HEAD_DIM", op.head_dim)
             .with("HEADS", lane_heads)
             .with("SPLIT", split)
-            .with("CHUNK", tile.chunk)
             .with("ITEMS", tile.items)
             .with("PARTS", parts);
         let (per_token, items) = (op.heads / lane_heads, tile.items);

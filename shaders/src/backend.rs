@@ -4,6 +4,7 @@
 //! Nothing reaches the host after the device was lost: `wait` looks before it reads.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use runtime::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
@@ -14,9 +15,10 @@ use runtime::weights::HostTensor;
 
 use crate::compose::Settings;
 use crate::device::{AdapterChoice, Buffer, Gpu, GpuOptions, MAX_BINDINGS};
-use crate::lower::{Memory, Target, lower};
+use crate::lower::{Memory, Target, lower, split_len};
 use crate::pipelines::Pipelines;
 use crate::replay::{Counts, Replay};
+use crate::selftest;
 use crate::state::State;
 use crate::weights::Weights;
 
@@ -55,7 +57,13 @@ impl WgpuDevice {
 /// See the module's head.
 pub struct WgpuBackend {
     caps: Caps,
+    device: WgpuDevice,
     gpu: Rc<Gpu>,
+    /// Kernels that run their plain variant.
+    plain: BTreeSet<&'static str>,
+    /// The longest context, where it is not the inputs': the self-test runs small steps with the shapes of large ones.
+    context: Option<u32>,
+    self_test: bool,
     weights: Weights,
     state: State,
     pipelines: Rc<RefCell<Pipelines>>,
@@ -105,10 +113,15 @@ impl WgpuBackend {
             batch_invariant: gpu.batch_invariant(),
             max_binding_bytes: gpu.max_binding_bytes(),
             max_bindings: MAX_BINDINGS,
+            replaced_kernels: Vec::new(),
         };
         Self {
             caps,
+            device: device.clone(),
+            self_test: gpu.self_test(),
             gpu,
+            plain: BTreeSet::new(),
+            context: None,
             weights: Weights::default(),
             state: State::default(),
             pipelines: Rc::clone(&device.pipelines),
@@ -118,6 +131,22 @@ impl WgpuBackend {
             logits: Vec::new(),
             non_finite: Vec::new(),
         }
+    }
+
+    /// Runs the self-test once, with the shapes that `program` will use.
+    fn test_kernels(&mut self, program: &Program, context: u32) -> Result<(), DeviceError> {
+        let tuning = self.gpu.class().tuning();
+        let split = split_len(tuning, context);
+        let checks = selftest::checks(program, &self.weights, &self.state, tuning, split)?;
+        let backend = |plain: &BTreeSet<&'static str>| {
+            let new = Self::new(&self.device);
+            Self { plain: plain.clone(), context: Some(context), self_test: false, ..new }
+        };
+        let mut plain = self.plain.clone();
+        self.caps.replaced_kernels = selftest::run(&checks, &mut plain, &backend)?;
+        self.plain = plain;
+        self.self_test = false;
+        Ok(())
     }
 
     /// Encodes one step of `inputs` and submits it with its transfers.
@@ -186,9 +215,14 @@ impl Backend for WgpuBackend {
     fn compile(&mut self, program: &Program, bucket: Bucket, layout: &InputLayout) -> Result<PlanId, DeviceError> {
         use wgpu::BufferUsages as Usage;
         debug_assert_eq!(bucket, layout.bucket, "one plan, the layout's");
+        let context = self.context.unwrap_or(layout.max_blocks_per_row.saturating_mul(layout.block_size));
+        if self.self_test {
+            self.test_kernels(program, context)?;
+        }
         let gpu = &*self.gpu;
-        let memory = Memory::new(gpu, program, layout)?;
-        let target = Target { gpu, weights: &self.weights, state: &self.state, memory: &memory, layout };
+        let memory = Memory::new(gpu, program, layout, context)?;
+        let (weights, state, plain) = (&self.weights, &self.state, &self.plain);
+        let target = Target { gpu, weights, state, memory: &memory, layout, context, plain };
         let mut pipelines = self.pipelines.borrow_mut();
         let planned = lower(program, &target, &mut pipelines)?;
         let replay = Replay::new(gpu, &mut pipelines, planned)?;

@@ -17,7 +17,7 @@ use crate::tuning::DeviceClass;
 pub(crate) const ALIGN_BYTES: u64 = 256;
 
 /// How a device is used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct GpuOptions {
     /// The most bytes to allocate; `None`: no cap but the driver's. wgpu cannot ask how much is free.
     pub memory_bytes: Option<u64>,
@@ -27,6 +27,20 @@ pub struct GpuOptions {
     pub class: Option<DeviceClass>,
     /// Whether a row's bits never depend on its batch mates: one order of sums for every number of tokens.
     pub batch_invariant: BatchInvariant,
+    /// Whether a program's kernels are tested before it serves.
+    pub self_test: bool,
+}
+
+impl Default for GpuOptions {
+    fn default() -> Self {
+        Self {
+            memory_bytes: None,
+            max_binding_bytes: None,
+            class: None,
+            batch_invariant: BatchInvariant::Auto,
+            self_test: true,
+        }
+    }
 }
 
 /// `--batch-invariant`.
@@ -229,6 +243,10 @@ impl Gpu {
 
     pub(crate) fn has_subgroups(&self) -> bool {
         self.features.contains(wgpu::Features::SUBGROUP)
+    }
+
+    pub(crate) fn self_test(&self) -> bool {
+        self.options.self_test
     }
 
     pub(crate) fn batch_invariant(&self) -> bool {

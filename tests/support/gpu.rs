@@ -7,9 +7,9 @@ use std::io::Write;
 use runtime::error::DeviceError;
 use shaders::{AdapterChoice, GpuOptions, WgpuDevice};
 
-/// The best adapter, or `None` with a visible line.
+/// The best adapter, without the start-up self-test (these tests are one), or `None` with a visible line.
 pub fn device(options: GpuOptions) -> Option<WgpuDevice> {
-    match WgpuDevice::open(&AdapterChoice::Best, options) {
+    match WgpuDevice::open(&AdapterChoice::Best, GpuOptions { self_test: false, ..options }) {
         Ok(device) => Some(device),
         Err(DeviceError::Absent(_, why)) => {
             skip(&why);

@@ -326,9 +326,9 @@ mod tests {
             batch_invariant: true,
             max_binding_bytes,
             max_bindings,
+            replaced_kernels: Vec::new(),
         };
-        let problem =
-            |caps: &Caps| check_limits(&case.program, sizes, caps).err().map(|e| e.to_string());
+        let problem = |caps: &Caps| check_limits(&case.program, sizes, caps).err().map(|e| e.to_string());
         assert_eq!(problem(&caps(u64::MAX, 8)), None);
         assert_eq!(
             problem(&caps(u64::MAX, 4)).as_deref(),

@@ -23,7 +23,7 @@ use crate::weights::Weights;
 #[derive(Clone)]
 pub struct WgpuDevice {
     pub(crate) gpu: Rc<Gpu>,
-    pipelines: Rc<RefCell<Pipelines>>,
+    pub(crate) pipelines: Rc<RefCell<Pipelines>>,
 }
 
 impl WgpuDevice {
@@ -107,6 +107,17 @@ impl WgpuBackend {
             logits: Vec::new(),
             non_finite: Vec::new(),
         }
+    }
+
+    /// Encodes some kernels of a plan's step, for measuring; the inputs are those of the last step.
+    pub(crate) fn encode_only(
+        &self,
+        plan: PlanId,
+        counts: Counts,
+        pass: &mut wgpu::ComputePass<'_>,
+        is_wanted: &dyn Fn(&str) -> bool,
+    ) {
+        self.plans[plan.index()].replay.encode_only(&self.pipelines.borrow(), counts, pass, is_wanted);
     }
 
     /// Encodes one step of `inputs` and submits it with its transfers.

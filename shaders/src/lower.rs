@@ -18,7 +18,7 @@ use crate::pipelines::Pipelines;
 use crate::replay::{Grid, Planned, When};
 use crate::state::{PlaneState, State};
 use crate::table::{self, Bind};
-use crate::tuning::Tuning;
+use crate::tuning::{LinearTile, Tuning};
 use crate::weights::{Piece, Weights};
 
 /// Rows of a slot are padded to a multiple of this: no tile covers more tokens.
@@ -194,8 +194,8 @@ impl<'a> Lowering<'a, '_> {
     }
 
     /// Lanes of a kernel whose lanes share nothing, and the workgroups that cover `size` of them for each row.
-    fn flat(&self, size: u32) -> (Settings, Grid) {
-        let lanes = self.tuning.flat_lanes;
+    fn flat<B: Bind<'a>>(&self, size: u32) -> (Settings, Grid) {
+        let lanes = self.pipelines.shape(B::KERNEL, "LANES", self.tuning.flat_lanes).max(1);
         (Settings::new().with("LANES", lanes), Grid::PerRow { x: size.div_ceil(lanes) })
     }
 
@@ -204,7 +204,7 @@ impl<'a> Lowering<'a, '_> {
         let matrix = weights.matrix_of(table)?;
         let width_quads = self.quads("width", self.width(out))?;
         for piece in &matrix.pieces {
-            let (settings, grid) = self.flat(width_quads);
+            let (settings, grid) = self.flat::<table::embed::Bindings>(width_quads);
             let bindings = table::embed::Bindings {
                 token_ids: memory.input(self.target.layout.token_ids()),
                 codes: weights.range(piece.codes),
@@ -252,7 +252,7 @@ impl<'a> Lowering<'a, '_> {
         };
         let weight = self.target.weights.vector_of(weight)?;
         let bindings = table::norm_heads::Bindings { x: self.target.memory.slot(x.slot), weight };
-        let (settings, grid) = self.flat(params.heads);
+        let (settings, grid) = self.flat::<table::norm_heads::Bindings>(params.heads);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
     }
@@ -261,7 +261,7 @@ impl<'a> Lowering<'a, '_> {
         let memory = self.target.memory;
         let width_quads = self.quads("width", self.width(x))?;
         let bindings = table::add::Bindings { x: memory.slot(x), residual: memory.slot(residual) };
-        let (settings, grid) = self.flat(width_quads);
+        let (settings, grid) = self.flat::<table::add::Bindings>(width_quads);
         self.dispatch(bindings, table::add::Params { width_quads }, settings, When::Rows(self.rows(x)), grid);
         Ok(())
     }
@@ -270,7 +270,7 @@ impl<'a> Lowering<'a, '_> {
         let memory = self.target.memory;
         let out_quads = self.quads("width", self.width(out))?;
         let bindings = table::gated_activation::Bindings { x: memory.slot(x), out: memory.slot(out) };
-        let (settings, grid) = self.flat(out_quads);
+        let (settings, grid) = self.flat::<table::gated_activation::Bindings>(out_quads);
         let params = table::gated_activation::Params { out_quads };
         self.dispatch(bindings, params, settings, When::Rows(self.rows(x)), grid);
         Ok(())
@@ -290,7 +290,7 @@ impl<'a> Lowering<'a, '_> {
         let width = self.width(x);
         let rows = memory.input(self.target.layout.logit_rows());
         let bindings = table::select_rows::Bindings { x: memory.slot(x), rows, out: memory.slot(out) };
-        let (settings, grid) = self.flat(width);
+        let (settings, grid) = self.flat::<table::select_rows::Bindings>(width);
         self.dispatch(bindings, table::select_rows::Params { width }, settings, When::Rows(RowDim::LogitRows), grid);
         Ok(())
     }
@@ -303,7 +303,7 @@ impl<'a> Lowering<'a, '_> {
             inv_freq: self.target.weights.vector_of(inv_freq)?,
             positions: self.target.memory.input(self.target.layout.positions()),
         };
-        let (settings, grid) = self.flat(pairs);
+        let (settings, grid) = self.flat::<table::rope::Bindings>(pairs);
         let settings = settings.with("INTERLEAVED", pairing == RopePairing::Interleaved);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
@@ -329,7 +329,7 @@ impl<'a> Lowering<'a, '_> {
             keys: keys.range(),
             values: values.range(),
         };
-        let (settings, grid) = self.flat(plane.heads * params.head_quads);
+        let (settings, grid) = self.flat::<table::store_kv::Bindings>(plane.heads * params.head_quads);
         let settings = settings.with("KV", kv_fragment(plane.dtype));
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
@@ -350,7 +350,10 @@ impl<'a> Lowering<'a, '_> {
         let split = split_len(self.tuning, layout);
         let head_quads = self.quads("head_dim", op.head_dim)?;
         let group = op.heads / plane.heads;
-        let lane_heads = (1..=group.min(tile.max_heads)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
+        let fits = |heads: &u32| *heads > 0 && group.is_multiple_of(*heads);
+        let tuned_heads = (1..=group.min(tile.max_heads)).rev().find(fits).unwrap_or(1);
+        let lane_heads = Some(self.pipelines.shape("attention", "HEADS", tuned_heads)).filter(fits).unwrap_or(tuned_heads);
+        let items = self.pipelines.shape("attention", "ITEMS", tile.items).max(1);
         let parts = self.attention_parts(lane_heads, op.head_dim);
         let params = table::attention::Params {
             q_stride_quads: self.quads("width", self.width(op.q.slot))?,
@@ -377,9 +380,9 @@ impl<'a> Lowering<'a, '_> {
             .with("HEADS", lane_heads)
             .with("SPLIT", split)
             .with("CHUNK", tile.chunk)
-            .with("ITEMS", tile.items)
+            .with("ITEMS", items)
             .with("PARTS", parts);
-        let (per_token, items) = (op.heads / lane_heads, tile.items);
+        let per_token = op.heads / lane_heads;
         let whole_when = When::Whole { len: split, max_tokens: tile.max_split_tokens };
         let split_when = When::Split { len: split, max_tokens: tile.max_split_tokens };
         let out = memory.slot(op.out);
@@ -390,7 +393,7 @@ impl<'a> Lowering<'a, '_> {
         let combine = table::attention_combine::Bindings { partials, step: whole(&memory.inputs), out };
         let combine_params =
             table::attention_combine::Params { heads: op.heads, head_quads, positions: params.positions };
-        let (settings, grid) = self.flat(op.heads * head_quads);
+        let (settings, grid) = self.flat::<table::attention_combine::Bindings>(op.heads * head_quads);
         self.dispatch(combine, combine_params, settings.with("SPLIT", split), split_when, grid);
         Ok(())
     }
@@ -438,7 +441,7 @@ impl<'a> Lowering<'a, '_> {
                     out_column: first_column + piece.first_row,
                     has_bias: u32::from(part.bias.is_some()),
                 };
-                self.linear_tiles(bindings, params, matrix.format, self.rows(x));
+                self.linear_tiles(bindings, params, matrix.format, self.rows(x))?;
             }
             first_column += matrix.rows;
         }
@@ -452,9 +455,10 @@ impl<'a> Lowering<'a, '_> {
         params: table::linear::Params,
         format: WeightFormat,
         rows: RowDim,
-    ) {
+    ) -> Result<(), DeviceError> {
         let tuning = self.tuning;
         for (i, tile) in tuning.linear.iter().enumerate() {
+            let tile = &self.linear_tile(tile)?;
             let to = tuning.linear.get(i + 1).map_or(u32::MAX, |next| next.from_tokens - 1);
             // Slices that lanes share cost nothing; a single lane walks them for the sake of equal bits only.
             let keep_splits = tile.split_lanes || self.target.gpu.batch_invariant();
@@ -472,6 +476,24 @@ impl<'a> Lowering<'a, '_> {
             let grid = Grid::PerTile { x, tokens: tile.tokens * tile.token_lanes };
             self.dispatch(bindings, params, settings, When::RowsBetween(rows, tile.from_tokens, to), grid);
         }
+        Ok(())
+    }
+
+    /// The table's shape, with what a user's kernel fixes of it.
+    ///
+    /// # Errors
+    /// It does not divide a panel, or covers more tokens than slots are padded to.
+    fn linear_tile(&self, tile: &LinearTile) -> Result<LinearTile, DeviceError> {
+        let shape = |name: &str, tuned: u32| self.pipelines.shape("linear", name, tuned);
+        let (rows, lanes) = (shape("ROWS", tile.rows), shape("LANES", tile.lanes));
+        let (tokens, token_lanes) = (shape("TOKENS", tile.tokens), shape("TOKEN_LANES", tile.token_lanes));
+        let divides = |a: u32, b: u32, whole: u32| a.checked_mul(b).is_some_and(|n| n > 0 && whole.is_multiple_of(n));
+        if !divides(rows, lanes, PANEL as u32) || !divides(tokens, token_lanes, PAD_ROWS) {
+            return Err(DeviceError::Failed(format!(
+                "linear: ROWS {rows} * LANES {lanes} and TOKENS {tokens} * TOKEN_LANES {token_lanes} must divide {PANEL}"
+            )));
+        }
+        Ok(LinearTile { rows, lanes, tokens, token_lanes, ..*tile })
     }
 }
 

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-pub use device::Device;
+pub use device::{Device, DeviceOptions};
 use runtime::backend::MemoryReport;
 use runtime::engine::{Engine, EngineConfig};
 use runtime::error::{DeviceError, LoadError};
@@ -34,8 +34,8 @@ pub struct Options {
     pub model: PathBuf,
     /// Where to run; `None` takes the best device there is.
     pub device: Option<Device>,
-    /// CPU worker threads; `None`: one per available core.
-    pub threads: Option<usize>,
+    /// How that device is used.
+    pub device_options: DeviceOptions,
     /// Tokenizer file or directory, when it is not the model's own.
     pub tokenizer: Option<PathBuf>,
     /// Chat template: a file, or the template itself.
@@ -60,7 +60,7 @@ impl Options {
         Self {
             model: model.into(),
             device: None,
-            threads: None,
+            device_options: DeviceOptions::default(),
             tokenizer: None,
             chat_template: None,
             kv_cache_dtype: KvDtype::F16,
@@ -136,10 +136,10 @@ pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loa
     check_vocabulary(&options.model, &text, &info)?;
 
     let (sender, messages) = mpsc::channel();
-    let device = device::choose(options.device)?;
-    let threads = options.threads;
+    let device = device::choose(options.device.clone())?;
+    let how = options.device_options.clone();
     let starting =
-        std::thread::spawn(move || Engine::start(move || start_runner(device, threads, &model, config, &sender)));
+        std::thread::spawn(move || Engine::start(move || start_runner(&device, how, &model, config, &sender)));
     let mut ready = None;
     for message in messages {
         match message {
@@ -154,13 +154,13 @@ pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loa
 
 /// Runs on the engine thread: the backend is made where it will be used.
 fn start_runner(
-    device: Device,
-    threads: Option<usize>,
+    device: &Device,
+    options: DeviceOptions,
     model: &Model,
     config: EngineConfig,
     messages: &mpsc::Sender<Message>,
 ) -> Result<(Box<dyn StepRunner>, EngineConfig), LoadError> {
-    let backend = device::open(device, threads)?;
+    let backend = device::open(device, options)?;
     let sizes = RunnerConfig {
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_num_seqs: config.max_num_seqs,

@@ -57,7 +57,7 @@ fn baseline(options: &Options) -> Vec<Heard> {
 fn for_each_model(check: impl Fn(Options, Vec<Heard>, String)) {
     for device in devices() {
         for model in MODELS {
-            let options = options(fixture(model), device);
+            let options = options(fixture(model), device.clone());
             let expected = baseline(&options);
             let distinct: std::collections::HashSet<u32> = expected.iter().flat_map(Heard::ids).collect();
             assert!(distinct.len() > 10, "{model}: the answers are too alike to tell anything");
@@ -148,7 +148,7 @@ fn fault_14_prompt_logprobs_are_complete_and_the_same_with_a_warm_cache() {
 #[test]
 fn fault_25_a_seeded_request_does_not_see_unseeded_mates() {
     for device in devices() {
-        let loaded = load(&options(fixture("llama-tiny"), device));
+        let loaded = load(&options(fixture("llama-tiny"), device.clone()));
         let seeded: Ask =
             ((1..20).collect(), SamplingParams { seed: Some(3), max_tokens: 16, ..SamplingParams::default() });
         let alone = ask_all(&loaded.engine, std::slice::from_ref(&seeded))[0].ids();

@@ -101,7 +101,7 @@ impl ModelRunner {
     ) -> Result<Self, LoadError> {
         let largest = largest_bucket(&config);
         let sizes = Sizes { bucket: largest, num_blocks: config.num_blocks, block_size: config.block_size };
-        check_limits(&model.program, &model.weights, sizes, backend.caps())?;
+        check_limits(&model.program, sizes, backend.caps())?;
         check_slot_map(&config)?;
         let buckets = buckets(&backend.caps().buckets, largest)?;
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use kittiwake::{Device, device};
+use kittiwake::device::{self, Candidate};
 use serde::Serialize;
 
 /// Arguments of `devices`.
@@ -16,33 +16,32 @@ pub struct DevicesArgs {
 
 #[derive(Debug, Serialize)]
 struct Row {
-    name: Device,
+    name: String,
     description: String,
+    /// Why it stands where it stands.
+    rank: &'static str,
     /// Taken by `--device auto`.
     default: bool,
 }
 
-/// Opens every device once and describes it.
+/// Lists every device, in the order in which `--device auto` takes them.
 pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
-    let best = device::choose(None)?;
-    let mut rows = Vec::new();
-    for name in Device::ALL {
-        let description = device::open(name, None)?.caps().device.clone();
-        rows.push(Row { name, description, default: name == best });
-    }
+    let candidates = device::candidates()?.into_iter().enumerate();
+    let rows: Vec<Row> = candidates
+        .map(|(i, Candidate { device, description, rank })| Row {
+            name: device.to_string(),
+            description,
+            rank,
+            default: i == 0,
+        })
+        .collect();
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&rows)?)?;
-    } else {
-        for row in rows {
-            writeln!(
-                out,
-                "{:<10} {}{}",
-                row.name.to_string(),
-                row.description,
-                if row.default { "  (auto)" } else { "" }
-            )?;
-        }
+        return Ok(());
+    }
+    for Row { name, description, rank, default } in rows {
+        writeln!(out, "{name:<10} {description}{}: {rank}", if default { "  (auto)" } else { "" })?;
     }
     Ok(())
 }

@@ -19,12 +19,16 @@ pub struct EngineArgs {
     /// Where `demo` and relative names are looked up.
     #[arg(long, default_value = "models", value_name = "DIR")]
     pub download_dir: PathBuf,
-    /// Where to run: auto, cpu, reference.
+    /// Where to run: auto, wgpu, wgpu:N, wgpu:NAME, cpu, reference (`kittiwake devices` lists them).
     #[arg(long, default_value = "auto")]
     pub device: String,
     /// CPU worker threads [default: one per available core].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+    /// Whether a request's tokens never depend on its batch mates, bit by bit; cpu and reference always do so. `off` allows a
+    /// GPU's fastest kernels; auto is on, since it costs less than a tenth.
+    #[arg(long, default_value = "auto")]
+    pub batch_invariant: BatchInvariantFlag,
     /// Tokenizer file or directory, when it is not the model's own.
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
@@ -142,7 +146,11 @@ impl EngineArgs {
             "auto" => None,
             name => Some(Device::from_str(name)?),
         };
-        options.threads = self.threads.map(|threads| threads as usize);
+        options.device_options.threads = self.threads.map(|threads| threads as usize);
+        #[cfg(feature = "wgpu")]
+        {
+            options.device_options.gpu.batch_invariant = self.batch_invariant.into();
+        }
         options.tokenizer.clone_from(&self.tokenizer);
         options.chat_template.clone_from(&self.chat_template);
         options.dummy_weights = matches!(self.load_format, LoadFormat::Dummy);
@@ -175,6 +183,28 @@ pub enum LoadFormat {
     Gguf,
     /// Random weights of the model's shapes.
     Dummy,
+}
+
+/// `--batch-invariant`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BatchInvariantFlag {
+    /// On where it costs less than a tenth.
+    Auto,
+    /// One order of sums for every batch.
+    On,
+    /// The fastest order for each batch.
+    Off,
+}
+
+#[cfg(feature = "wgpu")]
+impl From<BatchInvariantFlag> for shaders::BatchInvariant {
+    fn from(flag: BatchInvariantFlag) -> Self {
+        match flag {
+            BatchInvariantFlag::Auto => Self::Auto,
+            BatchInvariantFlag::On => Self::On,
+            BatchInvariantFlag::Off => Self::Off,
+        }
+    }
 }
 
 /// `--kv-cache-dtype`.

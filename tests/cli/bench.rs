@@ -45,7 +45,7 @@ fn bench_refuses_what_it_cannot_measure() {
 fn devices_lists_what_there_is() {
     let rows = kittiwake(["devices", "--json"]).json();
     let rows = rows.as_array().expect("a list");
-    assert!(rows.iter().all(|row| keys(row) == ["default", "description", "name"]), "{rows:?}");
+    assert!(rows.iter().all(|row| keys(row) == ["default", "description", "name", "rank"]), "{rows:?}");
     let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().expect("a name")).collect();
     assert!(names.contains(&"cpu") && names.contains(&"reference"), "{names:?}");
     assert_eq!(rows.iter().filter(|row| row["default"] == true).count(), 1, "auto takes one");

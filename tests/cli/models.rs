@@ -62,8 +62,8 @@ fn a_file_that_may_not_be_read_is_named() {
 
 #[test]
 fn an_absent_device_is_never_replaced() {
-    for name in ["wgpu", "cuda", "CPU", "nonsense", ""] {
-        let said = generate(&tiny(), &["--device", name]).refused(&["not available", "cpu", "reference"]);
+    for name in ["wgpu:9", "wgpu:no such card", "wgpu:", "cuda", "CPU", "nonsense", ""] {
+        let said = generate(&tiny(), &["--device", name]).refused(&["not available"]);
         assert!(said.contains(&format!("'{name}'")), "{said}");
     }
     for (name, described) in [("auto", "CPU"), ("cpu", "CPU"), ("reference", "reference")] {

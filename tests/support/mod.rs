@@ -25,7 +25,7 @@ pub fn demo() -> PathBuf {
 pub fn options(model: PathBuf, device: Device) -> Options {
     let mut options = Options::new(model);
     options.device = Some(device);
-    options.threads = Some(2);
+    options.device_options.threads = Some(2);
     options.engine.max_num_seqs = 16;
     options.engine.max_num_queued_reqs = 64;
     options.kv_cache_memory_bytes = Some(64 << 20);

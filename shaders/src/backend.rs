@@ -13,6 +13,7 @@ use runtime::program::{Program, StateSpec};
 use runtime::weights::HostTensor;
 
 use crate::device::{AdapterChoice, Gpu, GpuOptions, MAX_BINDINGS};
+use crate::lab::Reloader;
 use crate::lower::{Memory, Target, lower};
 use crate::pipelines::Pipelines;
 use crate::replay::{Counts, Replay};
@@ -24,6 +25,7 @@ use crate::weights::Weights;
 pub struct WgpuDevice {
     pub(crate) gpu: Rc<Gpu>,
     pub(crate) pipelines: Rc<RefCell<Pipelines>>,
+    reloader: Option<Rc<RefCell<Reloader>>>,
 }
 
 impl WgpuDevice {
@@ -32,7 +34,19 @@ impl WgpuDevice {
     /// # Errors
     /// There is no such adapter, or it cannot be opened.
     pub fn open(choice: &AdapterChoice, options: GpuOptions) -> Result<Self, DeviceError> {
-        Ok(Self { gpu: Rc::new(Gpu::open(choice, options)?), pipelines: Rc::default() })
+        let files = options.kernels.clone();
+        let gpu = Rc::new(Gpu::open(choice, options)?);
+        if files.is_empty() {
+            return Ok(Self::with_pipelines(gpu, Pipelines::default()));
+        }
+        let (kernels, reloader) =
+            Reloader::start(&gpu, &files).map_err(|error| DeviceError::Failed(error.to_string()))?;
+        let device = Self::with_pipelines(gpu, Pipelines::with_custom(kernels, None));
+        Ok(Self { reloader: Some(Rc::new(RefCell::new(reloader))), ..device })
+    }
+
+    pub(crate) fn with_pipelines(gpu: Rc<Gpu>, pipelines: Pipelines) -> Self {
+        Self { gpu, pipelines: Rc::new(RefCell::new(pipelines)), reloader: None }
     }
 
     /// Buffers, bind groups and pipelines created so far: a step adds none.
@@ -48,6 +62,7 @@ pub struct WgpuBackend {
     weights: Weights,
     state: State,
     pipelines: Rc<RefCell<Pipelines>>,
+    reloader: Option<Rc<RefCell<Reloader>>>,
     plans: Vec<Plan>,
     submitted: u64,
     /// The step that was submitted and not waited for.
@@ -101,6 +116,7 @@ impl WgpuBackend {
             weights: Weights::default(),
             state: State::default(),
             pipelines: Rc::clone(&device.pipelines),
+            reloader: device.reloader.clone(),
             plans: Vec::new(),
             submitted: 0,
             running: None,
@@ -210,6 +226,9 @@ impl Backend for WgpuBackend {
 
     fn submit(&mut self, plan: PlanId, inputs: &StepInputs) -> Result<Ticket, DeviceError> {
         assert!(self.running.is_none(), "the wgpu backend runs one step at a time");
+        if let Some(reloader) = &self.reloader {
+            reloader.borrow_mut().look(&self.gpu, &self.pipelines);
+        }
         let counts = Counts::of(inputs);
         let transfer = (self.submitted % 2) as usize;
         let chosen = &self.plans[plan.index()];

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use runtime::error::DeviceError;
 
 use crate::compose::Composed;
+use crate::lab::KernelFile;
 use crate::reflect::Access;
 use crate::table::Kernel;
 use crate::tuning::DeviceClass;
@@ -25,6 +26,8 @@ pub struct GpuOptions {
     pub class: Option<DeviceClass>,
     /// Whether a row's bits never depend on its batch mates: one order of sums for every number of tokens.
     pub batch_invariant: BatchInvariant,
+    /// Users' kernels that run in the places of built-in ones.
+    pub kernels: Vec<KernelFile>,
 }
 
 /// `--batch-invariant`.

@@ -352,7 +352,8 @@ impl<'a> Lowering<'a, '_> {
         let group = op.heads / plane.heads;
         let fits = |heads: &u32| *heads > 0 && group.is_multiple_of(*heads);
         let tuned_heads = (1..=group.min(tile.max_heads)).rev().find(fits).unwrap_or(1);
-        let lane_heads = Some(self.pipelines.shape("attention", "HEADS", tuned_heads)).filter(fits).unwrap_or(tuned_heads);
+        let lane_heads =
+            Some(self.pipelines.shape("attention", "HEADS", tuned_heads)).filter(fits).unwrap_or(tuned_heads);
         let items = self.pipelines.shape("attention", "ITEMS", tile.items).max(1);
         let parts = self.attention_parts(lane_heads, op.head_dim);
         let params = table::attention::Params {

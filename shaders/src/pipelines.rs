@@ -11,7 +11,7 @@ use runtime::error::DeviceError;
 
 use crate::compose::Settings;
 use crate::device::Gpu;
-use crate::lab::{CustomKernel, Probe};
+use crate::lab::{CustomKernel, KernelError, Probe};
 use crate::table::Kernel;
 
 /// A variant's place in the table.
@@ -121,6 +121,27 @@ impl Pipelines {
                 gpu.pipeline(kernel, &composed, layout)
             }
             (None, _) => gpu.pipeline(kernel, &kernel.compose(settings).map_err(|error| failed(&error))?, layout),
+        }
+    }
+
+    /// Whether a newer text runs the same variants on the same grids as the one whose place it is to take.
+    ///
+    /// # Errors
+    /// What it fixes is not what the older one fixes.
+    pub(crate) fn keeps_grid(&self, newer: &CustomKernel) -> Result<(), KernelError> {
+        let older = self.custom.iter().find(|older| older.kernel.name == newer.kernel.name);
+        let words = |kernel: &CustomKernel| {
+            let fixed: Vec<String> = kernel.fixed().iter().map(|(name, value)| format!("{name}={value}")).collect();
+            if fixed.is_empty() { "nothing".to_owned() } else { fixed.join(" ") }
+        };
+        match older {
+            Some(older) if older.fixed() != newer.fixed() => {
+                let (now, before) = (words(newer), words(older));
+                let problem =
+                    format!("fixes {now} where it fixed {before}, and grids follow that: restart to serve with it");
+                Err(KernelError::Wrong { file: newer.file.clone(), problem })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -327,8 +327,7 @@ mod tests {
             max_binding_bytes,
             max_bindings,
         };
-        let problem =
-            |caps: &Caps| check_limits(&case.program, sizes, caps).err().map(|e| e.to_string());
+        let problem = |caps: &Caps| check_limits(&case.program, sizes, caps).err().map(|e| e.to_string());
         assert_eq!(problem(&caps(u64::MAX, 8)), None);
         assert_eq!(
             problem(&caps(u64::MAX, 4)).as_deref(),

@@ -92,7 +92,8 @@ impl Lab {
         }
         subjects.push(("built-in".to_owned(), Subject::new(self, kernel, None, shape)?));
         let mut samples = vec![Vec::new(); subjects.len()];
-        let repeats: Vec<u32> = subjects.iter().map(|(_, subject)| subject.repeats(&timer)).collect::<Result<_, _>>()?;
+        let repeats: Vec<u32> =
+            subjects.iter().map(|(_, subject)| subject.repeats(&timer)).collect::<Result<_, _>>()?;
         for _ in 0..ROUNDS {
             for (i, (_, subject)) in subjects.iter().enumerate() {
                 samples[i].push(subject.seconds(&timer, repeats[i])?);

@@ -9,6 +9,7 @@ use runtime::backend::cases::{BuiltCase, Case, Tolerance, build_case, run_built}
 use runtime::backend::reference::ReferenceBackend;
 use serde::Serialize;
 
+use super::cases::may_take;
 use super::probe::{Fault, Probe};
 use super::{CustomKernel, KernelError, Lab};
 use crate::backend::WgpuBackend;
@@ -79,7 +80,10 @@ impl fmt::Display for CheckReport {
         for failure in self.failures.iter().take(SHOWN) {
             writeln!(f, "{file}: {}\n  in case {}", failure.problem, failure.case)?;
             if let Some(WrongElement { row, column, got, expected, num_wrong }) = failure.first_wrong {
-                writeln!(f, "  first of {num_wrong} wrong elements: row {row}, column {column}: got {got}, expected {expected}")?;
+                writeln!(
+                    f,
+                    "  first of {num_wrong} wrong elements: row {row}, column {column}: got {got}, expected {expected}"
+                )?;
             }
         }
         if self.failures.len() > SHOWN {
@@ -87,7 +91,11 @@ impl fmt::Display for CheckReport {
         }
         let failed = self.failures.len();
         let verdict = if self.passed() { "passed" } else { "FAILED" };
-        write!(f, "{file} as '{kernel}' on {device}: {verdict}: {num_cases} cases, {failed} wrong, {} places out of bounds, ", self.faults.len())?;
+        write!(
+            f,
+            "{file} as '{kernel}' on {device}: {verdict}: {num_cases} cases, {failed} wrong, {} places out of bounds, ",
+            self.faults.len()
+        )?;
         write!(f, "error at most {:.1e} rms, {:.1e} max", self.relative_rms, self.relative_max)?;
         if self.num_other_cases > 0 {
             write!(f, " ({} other cases run with the built-in kernel)", self.num_other_cases)?;
@@ -126,6 +134,10 @@ impl Lab {
         let mut asked = 0;
         for (i, case) in cases.iter().enumerate() {
             progress(i);
+            if !may_take(kernel, &case.op) {
+                report.num_other_cases += 1;
+                continue;
+            }
             let built = build_case(case);
             let got = run_built(&mut WgpuBackend::new(&device), &built);
             self.gpu.check()?;
@@ -145,7 +157,9 @@ impl Lab {
             if let Some((problem, first_wrong)) = failure {
                 report.failures.push(Failure { case: case.to_string(), problem, first_wrong });
             }
-            for fault in device.pipelines.borrow().probe().map(|probe| probe.take(&self.gpu)).transpose()?.unwrap_or_default() {
+            for fault in
+                device.pipelines.borrow().probe().map(|probe| probe.take(&self.gpu)).transpose()?.unwrap_or_default()
+            {
                 let place = |fault: &Fault| (fault.file.clone(), fault.line, fault.column);
                 if !report.faults.iter().any(|(known, _)| place(known) == place(&fault)) {
                     report.faults.push((fault, case.to_string()));

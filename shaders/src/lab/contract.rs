@@ -28,11 +28,6 @@ pub(crate) fn is_required(kernel: &str, setting: &str) -> bool {
     GIVEN.contains(&setting) || grid_settings(kernel).contains(&setting)
 }
 
-/// Whether the number of workgroups of `kernel` depends on a setting.
-pub(crate) fn is_grid(kernel: &str, setting: &str) -> bool {
-    grid_settings(kernel).contains(&setting)
-}
-
 /// One difference between a kernel and the one whose place it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -60,7 +55,10 @@ impl fmt::Display for Difference {
             Self::Access { what, expected, got } => write!(f, "{what}: expected access {expected}, got {got}"),
             Self::Type { what, expected, got } => write!(f, "{what}: expected type {expected}, got {got}"),
             Self::Setting { name, declaration, doc } => {
-                write!(f, "setting {name} ({doc}) is missing: declare `{declaration}`, or without the directive to fix it")
+                write!(
+                    f,
+                    "setting {name} ({doc}) is missing: declare `{declaration}`, or without the directive to fix it"
+                )
             }
         }
     }
@@ -127,7 +125,8 @@ pub(crate) fn missing_settings(
     fixed: &BTreeMap<&'static str, String>,
 ) -> Vec<Difference> {
     let has_value = |name: &str| declared.iter().any(|declared| declared == name) || fixed.contains_key(name);
-    let missing = kernel.settings.iter().filter(|setting| is_required(kernel.name, setting.name) && !has_value(setting.name));
+    let missing =
+        kernel.settings.iter().filter(|setting| is_required(kernel.name, setting.name) && !has_value(setting.name));
     missing
         .map(|setting| Difference::Setting { name: setting.name, declaration: setting.declaration(), doc: setting.doc })
         .collect()

@@ -127,15 +127,8 @@ impl CustomKernel {
     pub fn new(kernel: &'static Kernel, file: &Path, text: String, pinned: &Settings) -> Result<Self, KernelError> {
         let folder = file.parent().map(Path::to_owned).unwrap_or_default();
         let file = file.display().to_string();
-        let mut custom = Self {
-            kernel,
-            file,
-            folder,
-            text,
-            pinned: pinned.clone(),
-            declared: Vec::new(),
-            fixed: BTreeMap::new(),
-        };
+        let mut custom =
+            Self { kernel, file, folder, text, pinned: pinned.clone(), declared: Vec::new(), fixed: BTreeMap::new() };
         let composed = custom.compose(&Settings::new())?;
         let checked = check(&composed)?;
         let is_pinned = |name: &str| pinned.get(name).is_some();
@@ -212,7 +205,8 @@ fn fixed(
         }
     };
     let used = |folder: &str| {
-        let below = |file: &String| Some(file.strip_prefix(folder)?.strip_prefix('/')?.strip_suffix(".wgsl")?.to_owned());
+        let below =
+            |file: &String| Some(file.strip_prefix(folder)?.strip_prefix('/')?.strip_suffix(".wgsl")?.to_owned());
         composed.files().iter().find_map(below)
     };
     let open = |name: &str| declared.iter().any(|declared| declared == name);

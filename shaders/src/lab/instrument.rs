@@ -8,8 +8,9 @@
 use std::collections::HashSet;
 
 use naga::{
-    AddressSpace, ArraySize, AtomicFunction, BinaryOperator, Block, Expression, Function, GlobalVariable, Handle, Literal,
-    MemoryDecorations, Module, Range, ResourceBinding, Scalar, ScalarKind, Span, Statement, StorageAccess, Type, TypeInner,
+    AddressSpace, ArraySize, AtomicFunction, BinaryOperator, Block, Expression, Function, GlobalVariable, Handle,
+    Literal, MemoryDecorations, Module, Range, ResourceBinding, Scalar, ScalarKind, Span, Statement, StorageAccess,
+    Type, TypeInner,
 };
 
 use crate::compose::Composed;

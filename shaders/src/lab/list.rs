@@ -74,8 +74,7 @@ pub fn list() -> Vec<KernelInfo> {
 fn info(kernel: &'static Kernel) -> KernelInfo {
     let text = table::source(&format!("{}.wgsl", kernel.name)).unwrap_or_default();
     let comment = |line: &str| line.strip_prefix("//").map(|line| line.trim_start().to_owned());
-    let header: Vec<String> =
-        text.lines().take_while(|line| !line.starts_with("//!")).filter_map(comment).collect();
+    let header: Vec<String> = text.lines().take_while(|line| !line.starts_with("//!")).filter_map(comment).collect();
     let targets = text.lines().find_map(|line| line.strip_prefix("//!targets ")).unwrap_or_default();
     let cases = cases_of(kernel.name);
     let loosest = cases.iter().map(|case| case.tolerance).max_by(|a, b| a.relative_rms.total_cmp(&b.relative_rms));

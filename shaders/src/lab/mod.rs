@@ -14,11 +14,11 @@ mod export;
 mod instrument;
 mod list;
 mod probe;
+mod reload;
 mod roofline;
 mod shape;
 mod timer;
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
 pub use bench::{BenchReport, Measured, Roofline};
@@ -30,6 +30,8 @@ pub use export::{Target, export};
 pub use list::{BindingRow, KernelInfo, SettingRow, ToleranceRow, list, template};
 pub use probe::Fault;
 pub(crate) use probe::Probe;
+pub use reload::KernelFile;
+pub(crate) use reload::Reloader;
 pub use shape::{Shape, shape};
 
 use crate::backend::WgpuDevice;
@@ -62,6 +64,6 @@ impl Lab {
     }
 
     fn device_with(&self, pipelines: Pipelines) -> WgpuDevice {
-        WgpuDevice { gpu: Rc::clone(&self.gpu), pipelines: Rc::new(RefCell::new(pipelines)) }
+        WgpuDevice::with_pipelines(Rc::clone(&self.gpu), pipelines)
     }
 }

@@ -143,8 +143,7 @@ impl Probe {
         encoder.map_buffer_on_submit(&self.readback, wgpu::MapMode::Read, 0..bytes, |_| ());
         gpu.queue.submit([encoder.finish()]);
         gpu.wait()?;
-        let view =
-            self.readback.get_mapped_range(0..bytes).map_err(|error| DeviceError::Failed(error.to_string()))?;
+        let view = self.readback.get_mapped_range(0..bytes).map_err(|error| DeviceError::Failed(error.to_string()))?;
         let words: &[u32] = bytemuck::cast_slice(&view);
         let noted = words.chunks_exact(WORDS_PER_SITE as usize).zip(sites.iter()).filter(|(words, _)| words[0] > 0);
         let mut faults: Vec<Fault> = Vec::new();

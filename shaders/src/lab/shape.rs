@@ -112,7 +112,8 @@ impl Sizes<'_> {
             "embed" => self.embed(),
             "attention" | "attention_combine" | "store_kv" => self.attention(kernel),
             "norm_heads" | "rope" => {
-                let (heads, head_dim, tokens) = (self.number("heads")?, self.quads("head_dim")?, self.number("tokens")?);
+                let (heads, head_dim, tokens) =
+                    (self.number("heads")?, self.quads("head_dim")?, self.number("tokens")?);
                 let n = bounded(&[heads, head_dim, tokens])?;
                 if kernel == "rope" {
                     let pairing = RopePairing::Half;

@@ -25,7 +25,7 @@ use crate::weights::Weights;
 pub struct WgpuDevice {
     pub(crate) gpu: Rc<Gpu>,
     pub(crate) pipelines: Rc<RefCell<Pipelines>>,
-    reloader: Option<Rc<RefCell<Reloader>>>,
+    pub(crate) reloader: Option<Rc<RefCell<Reloader>>>,
 }
 
 impl WgpuDevice {

@@ -59,8 +59,12 @@ impl Pipelines {
 
     /// The number that a user's kernel fixes for a setting that the grid depends on; else what the tuning table says.
     pub(crate) fn shape(&self, kernel: &str, setting: &str, tuned: u32) -> u32 {
-        let custom = self.custom.iter().find(|custom| custom.kernel.name == kernel);
-        custom.and_then(|custom| custom.shape(setting)).unwrap_or(tuned)
+        self.custom(kernel).and_then(|custom| custom.shape(setting)).unwrap_or(tuned)
+    }
+
+    /// The user's kernel in this place.
+    pub(crate) fn custom(&self, kernel: &str) -> Option<&CustomKernel> {
+        self.custom.iter().find(|custom| custom.kernel.name == kernel)
     }
 
     /// Compiles what was asked for since the last time, on all cores.
@@ -129,7 +133,7 @@ impl Pipelines {
     /// # Errors
     /// What it fixes is not what the older one fixes.
     pub(crate) fn keeps_grid(&self, newer: &CustomKernel) -> Result<(), KernelError> {
-        let older = self.custom.iter().find(|older| older.kernel.name == newer.kernel.name);
+        let older = self.custom(newer.kernel.name);
         let words = |kernel: &CustomKernel| {
             let fixed: Vec<String> = kernel.fixed().iter().map(|(name, value)| format!("{name}={value}")).collect();
             if fixed.is_empty() { "nothing".to_owned() } else { fixed.join(" ") }

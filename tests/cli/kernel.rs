@@ -60,7 +60,10 @@ fn list_says_what_a_kernel_must_have() {
     let expected = ["about", "bindings", "formula", "name", "num_cases", "params", "settings", "targets", "tolerance"];
     for row in rows {
         assert_eq!(keys(row), expected);
-        assert!(row["num_cases"].as_u64() > Some(5) && row["formula"].as_str().is_some_and(|f| !f.is_empty()), "{row}");
+        assert!(
+            row["num_cases"].as_u64() >= Some(5) && row["formula"].as_str().is_some_and(|f| !f.is_empty()),
+            "{row}"
+        );
     }
     let linear = &rows[6];
     let format = linear["settings"].as_array().expect("settings").iter().find(|s| s["name"] == "FORMAT").expect("one");
@@ -80,10 +83,9 @@ fn new_writes_kernels_that_pass_their_check() {
     for op in ["attention", "linear", "select_rows"] {
         let file = scratch.0.join(format!("{op}.wgsl")).display().to_string();
         assert_eq!(kittiwake(["kernel", "new", "--op", op, "-o", &file]).ok(), "");
-        let said = check(&file, op, &[]).ok();
-        assert!(said.contains(": passed: ") && said.contains(" 0 wrong, 0 places out of bounds"), "{said}");
         let report = check(&file, op, &["--json"]).json();
         assert!(report["num_cases"].as_u64() > Some(5) && report["num_other_cases"] == 0, "{report}");
+        assert_eq!((&report["failures"], &report["faults"]), (&Value::Array(vec![]), &Value::Array(vec![])));
         kittiwake(["kernel", "new", "--op", op, "--output", &file]).refused(&[&file, "exists"]);
     }
     kittiwake(["kernel", "new", "--op", "matmul"]).refused(&["no kernel 'matmul'"]);
@@ -110,7 +112,7 @@ fn check_points_at_what_is_not_valid() {
 #[test]
 fn check_lists_every_difference_from_the_contract() {
     let scratch = Scratch::new("kernel contract");
-    let mut refused = |op: &str, replacements: &[(&str, &str)], words: &[&str]| {
+    let refused = |op: &str, replacements: &[(&str, &str)], words: &[&str]| {
         let file = scratch.file("contract.wgsl", kernel(op, replacements));
         failed(
             check(&file, op, &[]),
@@ -177,10 +179,6 @@ fn check_finds_the_first_wrong_element() {
     let report: Value = serde_json::from_str(&report.out).expect("JSON");
     assert_eq!(report["failures"][0]["first_wrong"]["row"], 2);
     assert_eq!(report["faults"], serde_json::json!([]));
-    // A bug that only the split half of attention has.
-    let file =
-        scratch.file("attention.wgsl", kernel("attention", &[("first_split = item /", "first_split = 0u * item /")]));
-    failed(check(&file, "attention", &[]), &["FAILED"]);
 }
 
 /// Results are right in all of these: what lies out of bounds is thrown away.
@@ -346,7 +344,7 @@ fn a_model_runs_with_a_users_kernel() {
     assert!(said.err.contains("kernel loaded"), "{}", said.err);
     assert_eq!(ids(said), expected);
     let wrong =
-        scratch.file("wrong.wgsl", kernel("attention", &[("score *= params.scale;", "score *= 2.0 * params.scale;")]));
+        scratch.file("wrong.wgsl", kernel("attention", &[("first_split = item /", "first_split = 0u * item /")]));
     generate(&["--device=wgpu", &format!("--kernel=attention={wrong}")])
         .refused(&["failed the self-test", "first of "]);
     generate(&["--device=wgpu", "--kernel=attention=/no/such.wgsl"]).refused(&["/no/such.wgsl"]);

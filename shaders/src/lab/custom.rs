@@ -89,7 +89,7 @@ pub struct CustomKernel {
     pub(crate) file: String,
     /// Where its `//!use` files are looked up first.
     folder: PathBuf,
-    text: String,
+    pub(crate) text: String,
     /// Values that the user pinned.
     pinned: Settings,
     /// What the text declares and nobody pinned.

@@ -95,3 +95,71 @@ impl Reloader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use runtime::backend::cases::{Case, CaseOp, Tolerance, build_case, run_built};
+
+    use super::*;
+    use crate::backend::{WgpuBackend, WgpuDevice};
+    use crate::device::{AdapterChoice, GpuOptions};
+    use crate::lab::template;
+
+    /// A file that goes with its test.
+    struct Wgsl(PathBuf);
+
+    impl Wgsl {
+        fn write(&self, text: &str) {
+            std::fs::write(&self.0, text).expect("a scratch file");
+        }
+    }
+
+    impl Drop for Wgsl {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_changed_file_runs_from_the_next_step_on_unless_it_is_wrong() {
+        let wgsl = Wgsl(std::env::temp_dir().join(format!("kittiwake reload {}.wgsl", std::process::id())));
+        let right = template("select_rows").expect("a kernel");
+        // Wrong where no case of the self-test looks, so that one can see which text runs.
+        let marked = right.replace("= x[", "= u32(params.width == 12u) ^ x[");
+        wgsl.write(&right);
+        let file = KernelFile { kernel: "select_rows".into(), file: wgsl.0.clone() };
+        let options = GpuOptions { kernels: vec![file], ..GpuOptions::default() };
+        let device = WgpuDevice::open(&AdapterChoice::Best, options.clone()).expect("software Vulkan");
+        let tolerance = Tolerance { relative_rms: 0.0, relative_max: 0.0, reason: "not compared" };
+        let op = CaseOp::SelectRows { width: 12, tokens: 3, logit_rows: 2 };
+        let run = || {
+            // Not so soon that nobody looks.
+            device.reloader.as_ref().expect("there is a file").borrow_mut().looked -= PERIOD;
+            let built = build_case(&Case { op: op.clone(), tolerance, seed: 1 });
+            run_built(&mut WgpuBackend::new(&device), &built).expect("it runs")
+        };
+        let before = run();
+        wgsl.write(&marked);
+        let after = run();
+        assert!(before.iter().zip(&after).all(|(a, b)| a.to_bits() ^ b.to_bits() == 1), "{before:?} {after:?}");
+        // Not WGSL, wrong, out of bounds, another grid: what ran before runs on.
+        let wrong = right.replace("= x[", "= 1u ^ x[");
+        let outside = right.replace("if id.x", "out[arrayLength(&out)] = 0u;\n    if id.x");
+        let other_grid = right.replace("= 32u; //!set lanes", "= 16u; // lanes");
+        for text in ["nonsense", &wrong, &outside, &other_grid] {
+            assert_ne!(text, right);
+            wgsl.write(text);
+            assert_eq!(run(), after, "{text}");
+        }
+        // Nor may a backend start with it.
+        assert!(
+            WgpuDevice::open(&AdapterChoice::Best, options.clone()).is_ok(),
+            "another grid is one's own before the start"
+        );
+        wgsl.write(&wrong);
+        let error = WgpuDevice::open(&AdapterChoice::Best, options).err().expect("refused").to_string();
+        assert!(error.contains("failed the self-test") && error.contains("first of "), "{error}");
+        wgsl.write(&right);
+        assert_eq!(run(), before);
+    }
+}

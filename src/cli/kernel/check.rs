@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use shaders::lab::{CheckReport, KernelError, Lab, cases_of};
+use runtime::backend::cases::Case;
+use shaders::lab::{CheckReport, CustomKernel, KernelError, Lab, cases_of, quick_cases_of};
 
 use super::{Subject, Where, kernel};
 use crate::cli::note;
@@ -39,7 +40,7 @@ pub struct WatchArgs {
 /// Checks once.
 pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let lab = args.device.open()?;
-    let checked = check(&lab, &args.file, &args.subject);
+    let checked = check(&lab, &args.file, &args.subject, |kernel| cases_of(kernel.kernel().name));
     let mut out = std::io::stdout().lock();
     let passed = match &checked {
         Ok(report) => {
@@ -69,10 +70,15 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
     bail!("{} failed its check", args.file.display())
 }
 
-/// Reads the file and runs all its cases.
-fn check(lab: &Lab, file: &Path, subject: &Subject) -> Result<CheckReport, KernelError> {
+/// Reads the file and runs some of its cases.
+fn check(
+    lab: &Lab,
+    file: &Path,
+    subject: &Subject,
+    cases: impl Fn(&CustomKernel) -> Vec<Case>,
+) -> Result<CheckReport, KernelError> {
     let kernel = kernel(Some(&file.to_owned()), subject)?;
-    let cases = cases_of(kernel.kernel().name);
+    let cases = cases(&kernel);
     let is_watched = std::io::stderr().is_terminal();
     let report = lab.check(&kernel, &cases, &mut |done| {
         if is_watched {
@@ -103,7 +109,7 @@ pub fn watch(args: &WatchArgs) -> anyhow::Result<()> {
         let now = stamp();
         if now != last {
             last = now;
-            let text = match check(&lab, &args.file, &args.subject) {
+            let text = match check(&lab, &args.file, &args.subject, quick_cases_of) {
                 Ok(report) => report.to_string(),
                 Err(KernelError::Device(error)) => {
                     lab = args.device.open()?;

@@ -32,7 +32,7 @@ enum KernelCommand {
     New(list::NewArgs),
     /// Validate a kernel, compare its bindings and its numbers with the reference, catch indices out of bounds.
     Check(check::CheckArgs),
-    /// Check again at each save, until Ctrl-C.
+    /// Check a dozen cases at each save, until Ctrl-C.
     Watch(check::WatchArgs),
     /// Measure a kernel beside the built-in one.
     Bench(bench::BenchArgs),

@@ -4,6 +4,7 @@
 //! Nothing reaches the host after the device was lost: `wait` looks before it reads.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use runtime::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
@@ -14,9 +15,10 @@ use runtime::weights::HostTensor;
 
 use crate::device::{AdapterChoice, Gpu, GpuOptions, MAX_BINDINGS};
 use crate::lab::Reloader;
-use crate::lower::{Memory, Target, lower};
+use crate::lower::{Memory, Target, lower, split_len};
 use crate::pipelines::Pipelines;
 use crate::replay::{Counts, Replay};
+use crate::selftest;
 use crate::state::State;
 use crate::weights::Weights;
 
@@ -58,11 +60,16 @@ impl WgpuDevice {
 /// See the module's head.
 pub struct WgpuBackend {
     caps: Caps,
+    device: WgpuDevice,
     gpu: Rc<Gpu>,
+    /// Kernels that run their plain variant.
+    plain: BTreeSet<&'static str>,
+    /// The longest context, where it is not the inputs': the self-test runs small steps with the shapes of large ones.
+    context: Option<u32>,
+    self_test: bool,
     weights: Weights,
     state: State,
     pipelines: Rc<RefCell<Pipelines>>,
-    reloader: Option<Rc<RefCell<Reloader>>>,
     plans: Vec<Plan>,
     submitted: u64,
     /// The step that was submitted and not waited for.
@@ -109,20 +116,29 @@ impl WgpuBackend {
             batch_invariant: gpu.batch_invariant(),
             max_binding_bytes: u64::from(gpu.limits.max_storage_buffer_binding_size).min(gpu.limits.max_buffer_size),
             max_bindings: MAX_BINDINGS,
+            replaced_kernels: Vec::new(),
         };
         Self {
             caps,
+            device: device.clone(),
+            self_test: gpu.self_test(),
             gpu,
+            plain: BTreeSet::new(),
+            context: None,
             weights: Weights::default(),
             state: State::default(),
             pipelines: Rc::clone(&device.pipelines),
-            reloader: device.reloader.clone(),
             plans: Vec::new(),
             submitted: 0,
             running: None,
             logits: Vec::new(),
             non_finite: Vec::new(),
         }
+    }
+
+    /// As `new`, for a kernel whose test this is.
+    pub(crate) fn untested(device: &WgpuDevice) -> Self {
+        Self { self_test: false, ..Self::new(device) }
     }
 
     /// Encodes some kernels of a plan's step, for measuring; the inputs are those of the last step.
@@ -134,6 +150,22 @@ impl WgpuBackend {
         is_wanted: &dyn Fn(&str) -> bool,
     ) {
         self.plans[plan.index()].replay.encode_only(&self.pipelines.borrow(), counts, pass, is_wanted);
+    }
+
+    /// Runs the self-test once, with the shapes that `program` will use.
+    fn test_kernels(&mut self, program: &Program, context: u32) -> Result<(), DeviceError> {
+        let tuning = self.gpu.class().tuning();
+        let split = split_len(tuning, context);
+        let checks = selftest::checks(program, &self.weights, &self.state, tuning, split)?;
+        let backend = |plain: &BTreeSet<&'static str>| {
+            let new = Self::new(&self.device);
+            Self { plain: plain.clone(), context: Some(context), self_test: false, ..new }
+        };
+        let mut plain = self.plain.clone();
+        self.caps.replaced_kernels = selftest::run(&checks, &mut plain, &backend)?;
+        self.plain = plain;
+        self.self_test = false;
+        Ok(())
     }
 
     /// Encodes one step of `inputs` and submits it with its transfers.
@@ -202,9 +234,14 @@ impl Backend for WgpuBackend {
     fn compile(&mut self, program: &Program, bucket: Bucket, layout: &InputLayout) -> Result<PlanId, DeviceError> {
         use wgpu::BufferUsages as Usage;
         debug_assert_eq!(bucket, layout.bucket, "one plan, the layout's");
+        let context = self.context.unwrap_or(layout.max_blocks_per_row.saturating_mul(layout.block_size));
+        if self.self_test {
+            self.test_kernels(program, context)?;
+        }
         let gpu = &*self.gpu;
-        let memory = Memory::new(gpu, program, layout)?;
-        let target = Target { gpu, weights: &self.weights, state: &self.state, memory: &memory, layout };
+        let memory = Memory::new(gpu, program, layout, context)?;
+        let (weights, state, plain) = (&self.weights, &self.state, &self.plain);
+        let target = Target { gpu, weights, state, memory: &memory, layout, context, plain };
         let mut pipelines = self.pipelines.borrow_mut();
         let planned = lower(program, &target, &mut pipelines)?;
         let replay = Replay::new(gpu, &mut pipelines, planned)?;
@@ -226,7 +263,7 @@ impl Backend for WgpuBackend {
 
     fn submit(&mut self, plan: PlanId, inputs: &StepInputs) -> Result<Ticket, DeviceError> {
         assert!(self.running.is_none(), "the wgpu backend runs one step at a time");
-        if let Some(reloader) = &self.reloader {
+        if let Some(reloader) = &self.device.reloader {
             reloader.borrow_mut().look(&self.gpu, &self.pipelines);
         }
         let counts = Counts::of(inputs);

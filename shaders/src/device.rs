@@ -18,7 +18,7 @@ use crate::tuning::DeviceClass;
 pub(crate) const ALIGN_BYTES: u64 = 256;
 
 /// How a device is used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct GpuOptions {
     /// The most bytes to allocate; `None`: no cap but the driver's. wgpu cannot ask how much is free.
     pub memory_bytes: Option<u64>,
@@ -26,8 +26,17 @@ pub struct GpuOptions {
     pub class: Option<DeviceClass>,
     /// Whether a row's bits never depend on its batch mates: one order of sums for every number of tokens.
     pub batch_invariant: BatchInvariant,
+    /// Whether a program's kernels are tested before it serves.
+    pub self_test: bool,
     /// Users' kernels that run in the places of built-in ones.
     pub kernels: Vec<KernelFile>,
+}
+
+impl Default for GpuOptions {
+    fn default() -> Self {
+        let batch_invariant = BatchInvariant::Auto;
+        Self { memory_bytes: None, class: None, batch_invariant, self_test: true, kernels: Vec::new() }
+    }
 }
 
 /// `--batch-invariant`.
@@ -209,6 +218,10 @@ impl Gpu {
 
     pub(crate) fn has_subgroups(&self) -> bool {
         self.features.contains(wgpu::Features::SUBGROUP)
+    }
+
+    pub(crate) fn self_test(&self) -> bool {
+        self.options.self_test
     }
 
     pub(crate) fn batch_invariant(&self) -> bool {

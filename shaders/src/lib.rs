@@ -15,6 +15,7 @@ mod lower;
 mod pipelines;
 pub mod reflect;
 mod replay;
+mod selftest;
 mod state;
 pub mod table;
 mod tuning;

@@ -4,6 +4,8 @@
 //! Rows of a slot are padded to whole tiles; what lies past a step's rows is garbage that no row ever reads. The program has
 //! passed `check`; what this backend cannot run (sizes that are no multiple of 4 or 32) is an error that names the op.
 
+use std::collections::BTreeSet;
+
 use runtime::backend::{Bucket, InputLayout};
 use runtime::error::DeviceError;
 use runtime::ids::{Layer, Slot, WeightId};
@@ -18,7 +20,7 @@ use crate::pipelines::Pipelines;
 use crate::replay::{Grid, Planned, When};
 use crate::state::{PlaneState, State};
 use crate::table::{self, Bind};
-use crate::tuning::{LinearTile, Tuning};
+use crate::tuning::{AttentionTile, DeviceClass, LinearTile, Tuning};
 use crate::weights::{Piece, Weights};
 
 /// Rows of a slot are padded to a multiple of this: no tile covers more tokens.
@@ -48,7 +50,7 @@ impl Memory {
     ///
     /// # Errors
     /// Out of memory.
-    pub(crate) fn new(gpu: &Gpu, program: &Program, layout: &InputLayout) -> Result<Self, DeviceError> {
+    pub(crate) fn new(gpu: &Gpu, program: &Program, layout: &InputLayout, context: u32) -> Result<Self, DeviceError> {
         use wgpu::BufferUsages as Usage;
         let Bucket { tokens, rows, logit_rows } = layout.bucket;
         let pad = |rows: u32| rows.next_multiple_of(PAD_ROWS);
@@ -59,7 +61,11 @@ impl Memory {
         let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
         let inputs = gpu.buffer("step inputs", 4 * layout.num_words() as u64, Usage::STORAGE | Usage::COPY_DST)?;
         let flags = gpu.buffer("flags", 4 * u64::from(tokens), usage | Usage::COPY_DST)?;
-        let partials = gpu.buffer("partial sums of attention", partial_bytes(gpu, program, layout), Usage::STORAGE)?;
+        // The plain variant may take over later: room for either.
+        let tunings = [gpu.class().tuning(), DeviceClass::Unknown.tuning()];
+        let partial_bytes = tunings.map(|tuning| partial_bytes(tuning, program, layout, context));
+        let partials =
+            gpu.buffer("partial sums of attention", partial_bytes[0].max(partial_bytes[1]), Usage::STORAGE)?;
         let unused = [gpu.buffer("unused", 256, Usage::STORAGE)?, gpu.buffer("unused", 256, Usage::STORAGE)?];
         let all = lanes.iter().chain([&inputs, &flags, &partials]);
         let bytes = all.map(wgpu::Buffer::size).sum();
@@ -81,15 +87,14 @@ fn whole(buffer: &wgpu::Buffer) -> Range<'_> {
 }
 
 /// Positions per split: the table's, or more where the context is long. Fixed for the life of an engine.
-fn split_len(tuning: &Tuning, layout: &InputLayout) -> u32 {
-    let context = layout.max_blocks_per_row.saturating_mul(layout.block_size);
+pub(crate) fn split_len(tuning: &Tuning, context: u32) -> u32 {
     tuning.attention.split.max(context.div_ceil(MAX_SPLITS).next_power_of_two())
 }
 
-fn partial_bytes(gpu: &Gpu, program: &Program, layout: &InputLayout) -> u64 {
-    let tuning = gpu.class().tuning();
-    let context = layout.max_blocks_per_row.saturating_mul(layout.block_size);
-    let splits = u64::from(context.div_ceil(split_len(tuning, layout)));
+fn partial_bytes(tuning: &Tuning, program: &Program, layout: &InputLayout, context: u32) -> u64 {
+    // At most one more than the context has, where a block reaches past it.
+    let positions = layout.max_blocks_per_row.saturating_mul(layout.block_size);
+    let splits = u64::from(positions.div_ceil(split_len(tuning, context)));
     let tokens = u64::from(layout.bucket.tokens.min(tuning.attention.max_split_tokens));
     let per_split = program.ops.iter().map(|op| match op {
         Op::Attention { heads, head_dim, .. } => u64::from(*heads) * u64::from(head_dim + 4) * 4,
@@ -105,6 +110,10 @@ pub(crate) struct Target<'a> {
     pub(crate) state: &'a State,
     pub(crate) memory: &'a Memory,
     pub(crate) layout: &'a InputLayout,
+    /// Longest context in tokens.
+    pub(crate) context: u32,
+    /// Kernels that run their plain variant, because another has failed the self-test.
+    pub(crate) plain: &'a BTreeSet<&'static str>,
 }
 
 /// Plans every dispatch of a program.
@@ -116,8 +125,7 @@ pub(crate) fn lower<'a>(
     target: &Target<'a>,
     pipelines: &mut Pipelines,
 ) -> Result<Vec<Planned<'a>>, DeviceError> {
-    let tuning = target.gpu.class().tuning();
-    let mut lowering = Lowering { program, target, tuning, pipelines, planned: Vec::new(), what: String::new() };
+    let mut lowering = Lowering { program, target, pipelines, planned: Vec::new(), what: String::new() };
     for (i, op) in program.ops.iter().enumerate() {
         lowering.what = format!("op {i} ({})", op.kind());
         lowering.op(op)?;
@@ -128,7 +136,6 @@ pub(crate) fn lower<'a>(
 struct Lowering<'a, 't> {
     program: &'a Program,
     target: &'t Target<'a>,
-    tuning: &'static Tuning,
     pipelines: &'t mut Pipelines,
     planned: Vec<Planned<'a>>,
     /// The op, for errors.
@@ -171,6 +178,14 @@ impl<'a> Lowering<'a, '_> {
         self.planned.push(Planned { pipeline, params, ranges: bindings.ranges(), when, grid });
     }
 
+    /// The row of the tuning table for a kernel.
+    fn tuning(&self, kernel: &str) -> &'static Tuning {
+        match self.target.plain.contains(kernel) {
+            true => DeviceClass::Unknown.tuning(),
+            false => self.target.gpu.class().tuning(),
+        }
+    }
+
     fn rows(&self, slot: Slot) -> RowDim {
         self.program.slots[slot.index()].rows
     }
@@ -194,8 +209,8 @@ impl<'a> Lowering<'a, '_> {
     }
 
     /// Lanes of a kernel whose lanes share nothing, and the workgroups that cover `size` of them for each row.
-    fn flat<B: Bind<'a>>(&self, size: u32) -> (Settings, Grid) {
-        let lanes = self.pipelines.shape(B::KERNEL, "LANES", self.tuning.flat_lanes).max(1);
+    fn flat(&self, kernel: &str, size: u32) -> (Settings, Grid) {
+        let lanes = self.pipelines.shape(kernel, "LANES", self.tuning(kernel).flat_lanes).max(1);
         (Settings::new().with("LANES", lanes), Grid::PerRow { x: size.div_ceil(lanes) })
     }
 
@@ -204,7 +219,7 @@ impl<'a> Lowering<'a, '_> {
         let matrix = weights.matrix_of(table)?;
         let width_quads = self.quads("width", self.width(out))?;
         for piece in &matrix.pieces {
-            let (settings, grid) = self.flat::<table::embed::Bindings>(width_quads);
+            let (settings, grid) = self.flat("embed", width_quads);
             let bindings = table::embed::Bindings {
                 token_ids: memory.input(self.target.layout.token_ids()),
                 codes: weights.range(piece.codes),
@@ -234,9 +249,10 @@ impl<'a> Lowering<'a, '_> {
             out: memory.slot(out),
         };
         let params = table::rms_norm::Params { width_quads: self.quads("width", self.width(x))?, eps };
-        let reduce = if self.tuning.subgroups && self.target.gpu.has_subgroups() { "subgroup" } else { "workgroup" };
+        let tuning = self.tuning("rms_norm");
+        let reduce = if tuning.subgroups && self.target.gpu.has_subgroups() { "subgroup" } else { "workgroup" };
         let settings =
-            Settings::new().with("ADD", residual.is_some()).with("LANES", self.tuning.row_lanes).with("REDUCE", reduce);
+            Settings::new().with("ADD", residual.is_some()).with("LANES", tuning.row_lanes).with("REDUCE", reduce);
         self.dispatch(bindings, params, settings, When::Rows(self.rows(x)), Grid::Row);
         Ok(())
     }
@@ -252,7 +268,7 @@ impl<'a> Lowering<'a, '_> {
         };
         let weight = self.target.weights.vector_of(weight)?;
         let bindings = table::norm_heads::Bindings { x: self.target.memory.slot(x.slot), weight };
-        let (settings, grid) = self.flat::<table::norm_heads::Bindings>(params.heads);
+        let (settings, grid) = self.flat("norm_heads", params.heads);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
     }
@@ -261,7 +277,7 @@ impl<'a> Lowering<'a, '_> {
         let memory = self.target.memory;
         let width_quads = self.quads("width", self.width(x))?;
         let bindings = table::add::Bindings { x: memory.slot(x), residual: memory.slot(residual) };
-        let (settings, grid) = self.flat::<table::add::Bindings>(width_quads);
+        let (settings, grid) = self.flat("add", width_quads);
         self.dispatch(bindings, table::add::Params { width_quads }, settings, When::Rows(self.rows(x)), grid);
         Ok(())
     }
@@ -270,7 +286,7 @@ impl<'a> Lowering<'a, '_> {
         let memory = self.target.memory;
         let out_quads = self.quads("width", self.width(out))?;
         let bindings = table::gated_activation::Bindings { x: memory.slot(x), out: memory.slot(out) };
-        let (settings, grid) = self.flat::<table::gated_activation::Bindings>(out_quads);
+        let (settings, grid) = self.flat("gated_activation", out_quads);
         let params = table::gated_activation::Params { out_quads };
         self.dispatch(bindings, params, settings, When::Rows(self.rows(x)), grid);
         Ok(())
@@ -280,7 +296,7 @@ impl<'a> Lowering<'a, '_> {
         let memory = self.target.memory;
         let params = table::check_finite::Params { width_quads: self.quads("width", self.width(x))? };
         let bindings = table::check_finite::Bindings { x: memory.slot(x), flags: whole(&memory.flags) };
-        let settings = Settings::new().with("LANES", self.tuning.row_lanes);
+        let settings = Settings::new().with("LANES", self.tuning("check_finite").row_lanes);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), Grid::Row);
         Ok(())
     }
@@ -290,7 +306,7 @@ impl<'a> Lowering<'a, '_> {
         let width = self.width(x);
         let rows = memory.input(self.target.layout.logit_rows());
         let bindings = table::select_rows::Bindings { x: memory.slot(x), rows, out: memory.slot(out) };
-        let (settings, grid) = self.flat::<table::select_rows::Bindings>(width);
+        let (settings, grid) = self.flat("select_rows", width);
         self.dispatch(bindings, table::select_rows::Params { width }, settings, When::Rows(RowDim::LogitRows), grid);
         Ok(())
     }
@@ -303,7 +319,7 @@ impl<'a> Lowering<'a, '_> {
             inv_freq: self.target.weights.vector_of(inv_freq)?,
             positions: self.target.memory.input(self.target.layout.positions()),
         };
-        let (settings, grid) = self.flat::<table::rope::Bindings>(pairs);
+        let (settings, grid) = self.flat("rope", pairs);
         let settings = settings.with("INTERLEAVED", pairing == RopePairing::Interleaved);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
@@ -329,7 +345,7 @@ impl<'a> Lowering<'a, '_> {
             keys: keys.range(),
             values: values.range(),
         };
-        let (settings, grid) = self.flat::<table::store_kv::Bindings>(plane.heads * params.head_quads);
+        let (settings, grid) = self.flat("store_kv", plane.heads * params.head_quads);
         let settings = settings.with("KV", kv_fragment(plane.dtype));
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
@@ -344,18 +360,20 @@ impl<'a> Lowering<'a, '_> {
     }
 
     fn attention(&mut self, op: &AttentionOp) -> Result<(), DeviceError> {
-        let (memory, layout, tile) = (self.target.memory, self.target.layout, self.tuning.attention);
+        let (memory, layout, tuning) = (self.target.memory, self.target.layout, self.tuning("attention"));
+        let tile = tuning.attention;
         let (keys, values) = self.planes(op.layer)?;
         let plane = keys.spec;
-        let split = split_len(self.tuning, layout);
+        let split = split_len(tuning, self.target.context);
         let head_quads = self.quads("head_dim", op.head_dim)?;
         let group = op.heads / plane.heads;
+        let most = (tile.max_values / op.head_dim).max(1);
         let fits = |heads: &u32| *heads > 0 && group.is_multiple_of(*heads);
-        let tuned_heads = (1..=group.min(tile.max_heads)).rev().find(fits).unwrap_or(1);
+        let tuned_heads = (1..=group.min(most)).rev().find(fits).unwrap_or(1);
         let lane_heads =
             Some(self.pipelines.shape("attention", "HEADS", tuned_heads)).filter(fits).unwrap_or(tuned_heads);
         let items = self.pipelines.shape("attention", "ITEMS", tile.items).max(1);
-        let parts = self.attention_parts(lane_heads, op.head_dim);
+        let parts = self.attention_parts(tile, lane_heads, op.head_dim);
         let params = table::attention::Params {
             q_stride_quads: self.quads("width", self.width(op.q.slot))?,
             q_offset_quads: self.quads("column", op.q.offset)?,
@@ -380,7 +398,6 @@ impl<'a> Lowering<'a, '_> {
             .with("HEAD_DIM", op.head_dim)
             .with("HEADS", lane_heads)
             .with("SPLIT", split)
-            .with("CHUNK", tile.chunk)
             .with("ITEMS", items)
             .with("PARTS", parts);
         let per_token = op.heads / lane_heads;
@@ -394,14 +411,13 @@ impl<'a> Lowering<'a, '_> {
         let combine = table::attention_combine::Bindings { partials, step: whole(&memory.inputs), out };
         let combine_params =
             table::attention_combine::Params { heads: op.heads, head_quads, positions: params.positions };
-        let (settings, grid) = self.flat::<table::attention_combine::Bindings>(op.heads * head_quads);
+        let (settings, grid) = self.flat("attention_combine", op.heads * head_quads);
         self.dispatch(combine, combine_params, settings.with("SPLIT", split), split_when, grid);
         Ok(())
     }
 
     /// Lanes per item: the table's, or fewer where their sums do not fit workgroup memory.
-    fn attention_parts(&self, lane_heads: u32, head_dim: u32) -> u32 {
-        let tile = self.tuning.attention;
+    fn attention_parts(&self, tile: AttentionTile, lane_heads: u32, head_dim: u32) -> u32 {
         let bytes = |parts: u32| tile.items * parts * lane_heads * (4 * head_dim + 8);
         let limit = self.target.gpu.limits.max_compute_workgroup_storage_size;
         let mut parts = tile.parts;
@@ -457,7 +473,7 @@ impl<'a> Lowering<'a, '_> {
         format: WeightFormat,
         rows: RowDim,
     ) -> Result<(), DeviceError> {
-        let tuning = self.tuning;
+        let tuning = self.tuning("linear");
         for (i, tile) in tuning.linear.iter().enumerate() {
             let tile = &self.linear_tile(tile)?;
             let to = tuning.linear.get(i + 1).map_or(u32::MAX, |next| next.from_tokens - 1);

@@ -3,8 +3,8 @@
 // step: the step's inputs, whole; out [tokens, heads, head_dim], or with PARTIAL [tokens, heads, splits, head_dim + 4].
 // One description for prefill, chunk and decode: a token attends to its row's blocks up to its own position.
 // Positions are cut into splits of SPLIT at absolute places. A lane owns HEADS query heads (that share a KV head) of one token:
-// all its splits one after the other, or one split with PARTIAL (attention_combine merges). PARTS lanes share a lane's
-// positions, CHUNK at a time, merged in order. f32 sums; tolerance 2e-6 rms (order of sums, the exponential).
+// all its splits one after the other, or one split with PARTIAL (attention_combine merges). PARTS lanes share an item's
+// positions, every PARTS-th each, merged in order. f32 sums; tolerance 2e-6 rms (order of sums, the exponential).
 // head_dim is HEAD_DIM, a multiple of 4. Method: Dao 2023, FlashAttention-2 and Flash-Decoding; Kwon et al. 2023 (paged).
 //!use kv/f16.wgsl as KV
 //!use shared/softmax.wgsl
@@ -30,8 +30,7 @@ struct Params {
 
 const HEAD_DIM: u32 = 64u; //!set elements per head
 const HEADS: u32 = 1u; //!set query heads per lane, all of one KV head
-const SPLIT: u32 = 64u; //!set positions per split, a multiple of CHUNK * PARTS
-const CHUNK: u32 = 8u; //!set positions whose scores a lane holds at a time
+const SPLIT: u32 = 64u; //!set positions per split
 const ITEMS: u32 = 8u; //!set (token, heads, split) items per workgroup
 const PARTS: u32 = 1u; //!set lanes per item
 const PARTIAL: bool = false; //!set one split per item, merged by attention_combine
@@ -70,57 +69,33 @@ fn merge_into(first: ptr<function, Sums>, second: ptr<function, Sums>) {
     }
 }
 
-// Adds positions first .. min(first + CHUNK, end) of a row.
-fn add_chunk(sums: ptr<function, Sums>, query: ptr<function, array<vec4f, HEADS * QUADS>>, first: u32, end: u32, table: u32, kv_head: u32) {
-    var entry: array<u32, CHUNK>;
-    var scores: array<f32, HEADS * CHUNK>;
-    for (var c = 0u; c < CHUNK; c++) {
-        let position = first + c;
+// Adds one position. The sums are scaled anew only where the score is a new maximum: rare after the first few positions.
+fn add_position(sums: ptr<function, Sums>, query: ptr<function, array<vec4f, HEADS * QUADS>>, entry: u32) {
+    var scores: array<f32, HEADS>;
+    for (var d = 0u; d < QUADS; d++) {
+        let key = load_key(entry + d);
         for (var h = 0u; h < HEADS; h++) {
-            scores[h * CHUNK + c] = NONE;
-        }
-        if position < end {
-            let block = step[table + position / params.block_size];
-            entry[c] = ((block * params.kv_heads + kv_head) * params.block_size + position % params.block_size) * QUADS;
-            var dots: array<f32, HEADS>;
-            for (var d = 0u; d < QUADS; d++) {
-                let key = load_key(entry[c] + d);
-                for (var h = 0u; h < HEADS; h++) {
-                    dots[h] += dot((*query)[h * QUADS + d], key);
-                }
-            }
-            for (var h = 0u; h < HEADS; h++) {
-                scores[h * CHUNK + c] = dots[h] * params.scale;
-            }
+            scores[h] += dot((*query)[h * QUADS + d], key);
         }
     }
     for (var h = 0u; h < HEADS; h++) {
-        var m = (*sums).m[h];
-        for (var c = 0u; c < CHUNK; c++) {
-            m = max(m, scores[h * CHUNK + c]);
-        }
-        let factor = exp_f32((*sums).m[h] - m);
-        (*sums).m[h] = m;
-        var l = (*sums).l[h] * factor;
-        for (var c = 0u; c < CHUNK; c++) {
-            let weight = exp_f32(scores[h * CHUNK + c] - m);
-            scores[h * CHUNK + c] = weight;
-            l += weight;
-        }
-        (*sums).l[h] = l;
-        for (var d = 0u; d < QUADS; d++) {
-            (*sums).values[h * QUADS + d] *= factor;
-        }
-    }
-    for (var c = 0u; c < CHUNK; c++) {
-        if first + c < end {
+        let score = scores[h] * params.scale;
+        if score > (*sums).m[h] {
+            let factor = exp_f32((*sums).m[h] - score);
+            (*sums).m[h] = score;
+            (*sums).l[h] *= factor;
             for (var d = 0u; d < QUADS; d++) {
-                let value = load_value(entry[c] + d);
-                for (var h = 0u; h < HEADS; h++) {
-                    let at = h * QUADS + d;
-                    (*sums).values[at] = fma(value, vec4f(scores[h * CHUNK + c]), (*sums).values[at]);
-                }
+                (*sums).values[h * QUADS + d] *= factor;
             }
+        }
+        scores[h] = exp_f32(score - (*sums).m[h]);
+        (*sums).l[h] += scores[h];
+    }
+    for (var d = 0u; d < QUADS; d++) {
+        let value = load_value(entry + d);
+        for (var h = 0u; h < HEADS; h++) {
+            let at = h * QUADS + d;
+            (*sums).values[at] = fma(value, vec4f(scores[h]), (*sums).values[at]);
         }
     }
 }
@@ -161,8 +136,10 @@ fn main(
         let end = min(first + SPLIT, position_end);
         var sums: Sums;
         clear(&sums);
-        for (var chunk = first + lane.y * CHUNK; chunk < end; chunk += CHUNK * PARTS) {
-            add_chunk(&sums, &query, chunk, end, table, kv_head);
+        for (var position = first + lane.y; position < end; position += PARTS) {
+            let block = step[table + position / params.block_size];
+            let slot = (block * params.kv_heads + kv_head) * params.block_size + position % params.block_size;
+            add_position(&sums, &query, slot * QUADS);
         }
         if PARTS > 1u {
             share(&sums, lane);

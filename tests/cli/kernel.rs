@@ -71,7 +71,7 @@ fn list_says_what_a_kernel_must_have() {
     assert_eq!(linear["bindings"][0], serde_json::json!({"name": "x", "access": "read", "type": "array<vec4<f32>>"}));
     let text = kittiwake(["kernel", "list", "attention"]).ok();
     assert!(
-        text.starts_with("attention: out[t, h] = ") && text.contains("CHUNK = 8: ") && !text.contains("linear"),
+        text.starts_with("attention: out[t, h] = ") && text.contains("ITEMS = 8: ") && !text.contains("linear"),
         "{text}"
     );
     kittiwake(["kernel", "list", "matmul"]).refused(&["no kernel 'matmul'", "attention, attention_combine"]);
@@ -195,13 +195,8 @@ fn check_catches_what_is_out_of_bounds() {
     let guard = "if id.x < params.width {";
     let read = "let past = x[arrayLength(&x) + id.x];\n    if id.x < params.width && past != 1u {";
     caught("select_rows", &[(guard, read)], "let past", &["reads 'x' out of bounds: index "]);
-    let write = "out[4294967295u] = 1u;\n    if id.x < params.width {";
-    caught(
-        "select_rows",
-        &[(guard, write)],
-        "out[4294967295u]",
-        &["writes 'out' out of bounds: index 4294967295, length "],
-    );
+    let write = "out[arrayLength(&out) + 7u * id.y] = 1u;\n    if id.x < params.width {";
+    caught("select_rows", &[(guard, write)], "out[arrayLength", &["writes 'out' out of bounds: index "]);
     let negative = "let past = x[i32(id.x) - 70000];\n    if id.x < params.width && past != 1u {";
     caught("select_rows", &[(guard, negative)], "let past", &["reads 'x' out of bounds"]);
     // In memory of the lane's own.
@@ -272,7 +267,7 @@ fn bench_measures_beside_the_built_in_kernel() {
     }
     let text = bench(&["--op", "attention", "--shape", "context=128,heads=4,kv_heads=2"]).ok();
     assert!(text.contains("built-in") && text.contains("roofline: copy ") && !text.contains("times as fast"), "{text}");
-    let text = bench(&["--op", "attention", "--set", "CHUNK=4", "--shape", "context=128", "--shape", "heads=8"]).ok();
+    let text = bench(&["--op", "attention", "--set", "ITEMS=4", "--shape", "context=128", "--shape", "heads=8"]).ok();
     assert!(text.contains("times as fast"), "{text}");
     bench(&["--op", "linear", "--shape", "rows=3"]).refused(&["--shape", "no size 'rows'", "format, in, out, tokens"]);
     bench(&["--op", "linear", "--shape", "in=33"]).refused(&["in=33: q4_1 needs a multiple of 32"]);

@@ -51,6 +51,8 @@ pub struct Caps {
     pub max_binding_bytes: u64,
     /// The most storage buffers one op may bind.
     pub max_bindings: u32,
+    /// Kernels that the start-up self-test has replaced by slower ones, and why; known after `compile`.
+    pub replaced_kernels: Vec<String>,
 }
 
 /// Device memory in bytes, as far as the device tells.

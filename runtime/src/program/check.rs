@@ -326,6 +326,7 @@ mod tests {
             batch_invariant: true,
             max_binding_bytes,
             max_bindings,
+            replaced_kernels: Vec::new(),
         };
         let problem = |caps: &Caps| check_limits(&case.program, sizes, caps).err().map(|e| e.to_string());
         assert_eq!(problem(&caps(u64::MAX, 8)), None);

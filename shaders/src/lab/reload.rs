@@ -128,7 +128,7 @@ mod tests {
         let marked = right.replace("= x[", "= u32(params.width == 12u) ^ x[");
         wgsl.write(&right);
         let file = KernelFile { kernel: "select_rows".into(), file: wgsl.0.clone() };
-        let options = GpuOptions { kernels: vec![file], ..GpuOptions::default() };
+        let options = GpuOptions { kernels: vec![file], self_test: false, ..GpuOptions::default() };
         let device = WgpuDevice::open(&AdapterChoice::Best, options.clone()).expect("software Vulkan");
         let tolerance = Tolerance { relative_rms: 0.0, relative_max: 0.0, reason: "not compared" };
         let op = CaseOp::SelectRows { width: 12, tokens: 3, logit_rows: 2 };

@@ -46,7 +46,7 @@ struct Subject {
     /// The built-in kernel whose place it takes (`kernel list`).
     #[arg(long)]
     op: String,
-    /// Pin a setting, e.g. CHUNK=4; may be given several times.
+    /// Pin a setting, e.g. ITEMS=4; may be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     set: Vec<(String, String)>,
 }

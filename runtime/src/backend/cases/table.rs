@@ -8,17 +8,24 @@ use crate::program::{KvDtype, RopePairing};
 use crate::weights::WeightFormat;
 
 /// Copies and comparisons.
-const EXACT: Tolerance = Tolerance {
+pub const EXACT: Tolerance = Tolerance {
     relative_rms: 0.0,
     relative_max: 0.0,
     reason: "the op moves or adds single values, nothing is reordered",
 };
 
 /// f32 arithmetic in another order.
-const FLOAT: Tolerance = Tolerance {
+pub const FLOAT: Tolerance = Tolerance {
     relative_rms: 2e-6,
     relative_max: 1e-5,
     reason: "f32 with another order of summation, fused multiply-adds and an exponential of a few units in the last place",
+};
+
+/// Products of quantised weights with f32 activations, or with such as lose nothing in 8 bits.
+pub const CODES: Tolerance = Tolerance {
+    relative_rms: 5e-6,
+    relative_max: 3e-5,
+    reason: "f32 in another order; codes and minima are summed apart, and part of their sums cancels",
 };
 
 /// Products with integer blocks.

@@ -88,6 +88,7 @@ impl CpuBackend {
             batch_invariant: true,
             max_binding_bytes: u64::MAX,
             max_bindings: u32::MAX,
+            replaced_kernels: Vec::new(),
         };
         Ok(Self {
             caps,

@@ -69,6 +69,7 @@ impl ReferenceBackend {
             batch_invariant: true,
             max_binding_bytes: u64::MAX,
             max_bindings: u32::MAX,
+            replaced_kernels: Vec::new(),
         };
         Self {
             caps,

@@ -1,0 +1,139 @@
+//! The start-up self-test: every kernel that a program will use runs small cases of its ops, in the very variants that will
+//! serve, against the reference.
+//!
+//! Invariant: a kernel that a driver compiles wrongly never serves. It is replaced by its plain variant, tested in the same way;
+//! where that is wrong too, the device is refused. Drivers do this (faults of other engines are full of it), and a wrong
+//! kernel gives text, not an error.
+
+use std::collections::BTreeSet;
+
+use runtime::backend::cases::{
+    AttentionCase, BlockMoves, CODES, Case, CaseOp, EXACT, FLOAT, FusedOutput, PartCase, Tolerance, run_case,
+};
+use runtime::backend::reference::ReferenceBackend;
+use runtime::error::DeviceError;
+use runtime::program::{Op, Program};
+
+use crate::backend::WgpuBackend;
+use crate::state::State;
+use crate::tuning::Tuning;
+use crate::weights::Weights;
+
+/// A case and the kernel that it tests.
+pub(crate) struct Check {
+    kernel: &'static str,
+    case: Case,
+}
+
+/// Small cases of everything that a program asks of the device, each once.
+pub(crate) fn checks(
+    program: &Program,
+    weights: &Weights,
+    state: &State,
+    tuning: &Tuning,
+    split: u32,
+) -> Result<Vec<Check>, DeviceError> {
+    let mut checks: Vec<Check> = Vec::new();
+    for op in &program.ops {
+        let mut add = |kernel, tolerance: Tolerance, op: CaseOp| {
+            if !checks.iter().any(|check| check.case.op == op) {
+                let case = Case { op, tolerance, seed: checks.len() as u64 };
+                checks.push(Check { kernel, case });
+            }
+        };
+        let width = |slot: &runtime::ids::Slot| program.slots[slot.index()].width;
+        let tokens = 3;
+        match op {
+            Op::Embed { table, .. } => {
+                let format = weights.matrix_of(*table)?.format;
+                add("embed", FLOAT, CaseOp::Embed { format, width: 256, tokens });
+            }
+            Op::RmsNorm { x, .. } => add("rms_norm", FLOAT, CaseOp::RmsNorm { width: width(x), tokens }),
+            Op::AddRmsNorm { x, .. } => {
+                let fused = |output| CaseOp::AddRmsNorm { width: width(x), tokens, output };
+                add("rms_norm", EXACT, fused(FusedOutput::Residual));
+                add("rms_norm", FLOAT, fused(FusedOutput::Normed));
+            }
+            Op::NormHeads { x, weight, .. } => {
+                let head_dim = program.weights[weight.index()].shape[0];
+                let case = CaseOp::NormHeads { heads: x.width / head_dim, head_dim, offset: 4, tokens };
+                add("norm_heads", FLOAT, case);
+            }
+            Op::Add { x, .. } => add("add", EXACT, CaseOp::Add { width: width(x), tokens }),
+            Op::Linear { parts, .. } => {
+                for part in parts {
+                    let format = weights.matrix_of(part.weight)?.format;
+                    let parts = vec![PartCase { out_features: 70, format, bias: part.bias.is_some() }];
+                    for tile in tuning.linear {
+                        let parts = parts.clone();
+                        add("linear", CODES, CaseOp::Linear { in_features: 512, parts, tokens: tile.from_tokens });
+                    }
+                }
+            }
+            Op::Rope { x, pairing, head_dim, .. } => {
+                let (heads, head_dim, pairing) = (x.width / head_dim, *head_dim, *pairing);
+                add("rope", FLOAT, CaseOp::Rope { heads, head_dim, offset: 4, pairing, start: 1000, tokens });
+            }
+            // Tested with attention, which reads what it wrote.
+            Op::StoreKv { .. } => {}
+            Op::Attention { layer, heads, head_dim, .. } => {
+                let plane = state.layers[layer.index()][0].spec;
+                // Before, the positions are stored and attended to whole; then two tokens, one split by split.
+                for rows in [vec![(split + 2, 1), (0, 1)], vec![(0, 19)]] {
+                    let case = AttentionCase {
+                        heads: heads / plane.heads,
+                        kv_heads: 1,
+                        head_dim: *head_dim,
+                        dtype: plane.dtype,
+                        block_size: state.block_size,
+                        rows,
+                        moves: BlockMoves::None,
+                    };
+                    add("attention", FLOAT, CaseOp::Attention(case));
+                }
+            }
+            Op::GatedActivation { out, .. } => {
+                add("gated_activation", FLOAT, CaseOp::GatedActivation { width: width(out), tokens });
+            }
+            Op::CheckFinite { x } => add("check_finite", EXACT, CaseOp::CheckFinite { width: width(x), tokens }),
+            Op::SelectRows { x, .. } => {
+                add("select_rows", EXACT, CaseOp::SelectRows { width: width(x), tokens, logit_rows: 2 });
+            }
+        }
+    }
+    Ok(checks)
+}
+
+/// Runs the checks; kernels that fail join `plain` and are tested again. Returns what was replaced and why.
+///
+/// # Errors
+/// The plain variant is wrong too, or the device failed.
+pub(crate) fn run(
+    checks: &[Check],
+    plain: &mut BTreeSet<&'static str>,
+    backend: &dyn Fn(&BTreeSet<&'static str>) -> WgpuBackend,
+) -> Result<Vec<String>, DeviceError> {
+    let mut replaced = Vec::new();
+    for Check { kernel, case } in checks {
+        let expected = run_case(&mut ReferenceBackend::new(1), case)?;
+        let mut problem = |plain: &BTreeSet<&'static str>| match run_case(&mut backend(plain), case) {
+            Ok(got) => case.tolerance.check(&got, &expected).err(),
+            Err(error) => Some(error.to_string()),
+        };
+        let Some(first) = problem(plain) else { continue };
+        if !plain.insert(kernel) {
+            return Err(refusal(kernel, case, &first));
+        }
+        if let Some(second) = problem(plain) {
+            return Err(refusal(kernel, case, &second));
+        }
+        let note = format!("kernel {kernel} runs its plain variant: the tuned one is wrong on this device ({first})");
+        tracing::warn!("{note}");
+        replaced.push(note);
+    }
+    Ok(replaced)
+}
+
+fn refusal(kernel: &str, case: &Case, problem: &str) -> DeviceError {
+    DeviceError::Failed(format!("kernel {kernel} is wrong on this device, its plain variant too: {case}: {problem}"))
+}

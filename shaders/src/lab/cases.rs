@@ -1,4 +1,7 @@
-//! Which rows of the op case table meet a kernel.
+//! Which rows of the op case table meet a kernel, and which of them a user's kernel takes.
+//!
+//! Invariant: a case is left out only where what the kernel fixes rules it out; whether it ran is for `check` to count.
+//! Pure; called by `check`, `reload` and the command line.
 
 use runtime::backend::cases::{Case, CaseOp, all_cases};
 use runtime::program::{KvDtype, RopePairing};

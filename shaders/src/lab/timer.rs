@@ -1,4 +1,7 @@
 //! Times a compute pass: by the device's clock where it has one, else by the host's, around submission and wait.
+//!
+//! Invariant: nothing else runs on the device meanwhile; a device's clock that says more than the host's, or nothing, is not
+//! believed. Used by `bench` and `roofline`.
 
 use std::rc::Rc;
 use std::time::Instant;

@@ -1,4 +1,6 @@
-//! `kernel bench`.
+//! `kernel bench`: flags and a table for `Lab::bench`.
+//!
+//! Invariant: nothing is measured here; sizes are refused before a device is opened.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,4 +1,6 @@
-//! `kernel check` and `kernel watch`.
+//! `kernel check` and `kernel watch`: findings to standard output, in the form that editors read (file:line:column: …).
+//!
+//! Invariant: a kernel that may not serve is exit code 1 of `check`; `watch` survives anything that a file can hold.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,6 @@
-//! `kernel export`.
+//! `kernel export`: a kernel in the language that a driver takes, on standard output or in a file.
+//!
+//! Invariant: no device is needed; SPIR-V is written as bytes, the others as text.
 
 use std::io::Write;
 use std::path::PathBuf;

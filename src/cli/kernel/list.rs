@@ -1,4 +1,6 @@
-//! `kernel list` and `kernel new`.
+//! `kernel list` and `kernel new`: what kernels there are, and a text to start from.
+//!
+//! Invariant: no device is needed; a file that is there is never overwritten.
 
 use std::io::Write;
 use std::path::PathBuf;

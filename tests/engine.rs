@@ -1,4 +1,4 @@
-//! Metamorphic tests: what surrounds a request never changes its answer, bitwise on `cpu` and `reference`.
+//! Metamorphic tests: what surrounds a request never changes its answer, bitwise on `cpu`, `reference` and `wgpu`.
 //!
 //! Batch mates, order of arrival, chunk size, prefix-cache hits and preemption are varied; tokens and the bits of their
 //! log-probabilities must not move. The baseline is each request alone in a fresh engine.
@@ -7,13 +7,22 @@ mod support;
 
 use kittiwake::{Device, Options};
 use runtime::request::SamplingParams;
-use support::{Ask, Heard, ask_all, ask_each, fixture, load, options};
+use shaders::AdapterChoice;
+use support::{Ask, Heard, ask_all, ask_each, fixture, gpu, load, options};
 
 /// Unquantised, with q/k norms, and two quantised formats: every kind of kernel takes part.
 const MODELS: [&str; 4] = ["llama-tiny", "qwen3-tiny", "gguf/llama-q4_1.gguf", "gguf/llama-q4_k.gguf"];
 
-fn devices() -> [Device; 2] {
-    [Device::Cpu, Device::Reference]
+/// The two of them that take part on wgpu, where a step of software Vulkan takes milliseconds.
+const WGPU_MODELS: [&str; 2] = ["qwen3-tiny", "gguf/llama-q4_1.gguf"];
+
+/// The devices of this machine, each with its models.
+fn devices() -> Vec<(Device, &'static [&'static str])> {
+    let mut all: Vec<(Device, &[&str])> = vec![(Device::Cpu, &MODELS), (Device::Reference, &MODELS)];
+    if gpu::is_there() {
+        all.push((Device::Wgpu(AdapterChoice::Best), &WGPU_MODELS));
+    }
+    all
 }
 
 /// Requests of several kinds and lengths, some with a common prefix; ids stay below the fixtures' special tokens.
@@ -55,8 +64,8 @@ fn baseline(options: &Options) -> Vec<Heard> {
 }
 
 fn for_each_model(check: impl Fn(Options, Vec<Heard>, String)) {
-    for device in devices() {
-        for model in MODELS {
+    for (device, models) in devices() {
+        for model in models {
             let options = options(fixture(model), device.clone());
             let expected = baseline(&options);
             let distinct: std::collections::HashSet<u32> = expected.iter().flat_map(Heard::ids).collect();
@@ -147,8 +156,8 @@ fn fault_14_prompt_logprobs_are_complete_and_the_same_with_a_warm_cache() {
 
 #[test]
 fn fault_25_a_seeded_request_does_not_see_unseeded_mates() {
-    for device in devices() {
-        let loaded = load(&options(fixture("llama-tiny"), device.clone()));
+    for (device, models) in devices() {
+        let loaded = load(&options(fixture(models[0]), device.clone()));
         let seeded: Ask =
             ((1..20).collect(), SamplingParams { seed: Some(3), max_tokens: 16, ..SamplingParams::default() });
         let alone = ask_all(&loaded.engine, std::slice::from_ref(&seeded))[0].ids();

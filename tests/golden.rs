@@ -1,7 +1,7 @@
 //! Tiny models against `transformers`: log-probabilities of every prompt position and greedy tokens, through the runner,
 //! whole and in chunks, for every container and weight format. Also each architecture's program as text.
 //!
-//! Invariant: a backend is one line of `BACKENDS`; its tolerances say why. `tests/fixtures/README.md` has the schema.
+//! Invariant: a backend is one line of `backends`; its tolerances say why. `tests/fixtures/README.md` has the schema.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -18,11 +18,15 @@ use runtime::runner::{ModelRunner, RunnerConfig};
 use runtime::step::{LogitRows, NewRow, RowWork, StepOutput, StepPlan, StepRunner};
 use runtime::weights::{Checkpoint, WeightFormat};
 use serde_json::Value;
+use shaders::{GpuOptions, WgpuBackend};
+
+#[path = "support/gpu.rs"]
+mod gpu;
 
 /// A backend and how far its log-probabilities may be from the golden ones, whose spread is about 4.
 struct Tested {
     name: &'static str,
-    make: fn() -> Box<dyn Backend>,
+    make: Box<dyn Fn() -> Box<dyn Backend>>,
     /// Models of float weights.
     float: Tolerance,
     /// Models of quantised weights.
@@ -43,21 +47,22 @@ const F32: Tolerance = Tolerance { rms: 2e-5, max: 1e-4 };
 /// two layers (llama.cpp differs as much on these files, `tests/fixtures/README.md`).
 const ROUNDED: Tolerance = Tolerance { rms: 0.15, max: 0.8 };
 
-const BACKENDS: &[Tested] = &[
-    Tested {
-        name: "reference",
-        make: || Box::new(ReferenceBackend::new(2)),
+/// The backends under test; those of wgpu share a device.
+fn backends() -> Vec<Tested> {
+    let cpu = || CpuBackend::new(CpuOptions { threads: 2, isa: None }).expect("every machine has a CPU");
+    // The golden logits are those of the dequantised weights, and neither the reference nor wgpu rounds activations.
+    let mut all = vec![
+        Tested { name: "reference", make: Box::new(|| Box::new(ReferenceBackend::new(2))), float: F32, quantised: F32 },
+        Tested { name: "cpu", make: Box::new(move || Box::new(cpu())), float: F32, quantised: ROUNDED },
+    ];
+    all.extend(gpu::device(GpuOptions::default()).map(|device| Tested {
+        name: "wgpu",
+        make: Box::new(move || Box::new(WgpuBackend::new(&device))),
         float: F32,
-        // The golden logits are those of the dequantised weights, and the reference rounds no activations.
         quantised: F32,
-    },
-    Tested {
-        name: "cpu",
-        make: || Box::new(CpuBackend::new(CpuOptions { threads: 2, isa: None }).expect("every machine has a CPU")),
-        float: F32,
-        quantised: ROUNDED,
-    },
-];
+    }));
+    all
+}
 
 /// How a prompt is cut into steps.
 const CHUNKS: &[u32] = &[64, 3, 16];
@@ -214,10 +219,11 @@ fn check_forced(backend: &Tested, model: &Model, prompt: &Prompt, tolerance: Tol
 }
 
 fn check_models(models: &[(PathBuf, PathBuf)]) {
+    let backends = backends();
     for (model, golden) in models {
         let golden = read(model, golden);
         let is_float = golden.model.weights.iter().all(|weight| weight.format.block_len() == 1);
-        for backend in BACKENDS {
+        for backend in &backends {
             let tolerance = if is_float { backend.float } else { backend.quantised };
             let mut num_sure = 0;
             for prompt in &golden.prompts {

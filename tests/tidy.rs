@@ -112,19 +112,28 @@ fn engine_code_never_sees_text() {
 
 #[test]
 fn unsafe_stays_in_its_places() {
-    let allowed = ["runtime/src/backend/cpu/", "runtime/src/backend/pool.rs", "runtime/src/weights/checkpoint.rs"];
+    let allowed = [
+        "runtime/src/backend/cpu/",
+        "runtime/src/backend/pool.rs",
+        "runtime/src/weights/checkpoint.rs",
+        "shaders/src/device.rs",
+    ];
     let offenders = lines_with(
-        &[files("runtime", ".rs"), files("server", ".rs"), files("src", ".rs")].concat(),
+        &[files("runtime", ".rs"), files("server", ".rs"), files("shaders", ".rs"), files("src", ".rs")].concat(),
         &allowed,
         |line| line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl"),
     );
     none("unsafe outside its places", offenders);
 }
 
+/// What is built into the program.
+fn sources() -> Vec<(String, String)> {
+    ["runtime/src", "server/src", "shaders/src", "src"].iter().flat_map(|dir| files(dir, ".rs")).collect()
+}
+
 #[test]
 fn the_environment_is_read_in_main_only() {
-    let sources = [files("runtime/src", ".rs"), files("server/src", ".rs"), files("src", ".rs")].concat();
-    let offenders = lines_with(&sources, &["src/main.rs"], |line| {
+    let offenders = lines_with(&sources(), &["src/main.rs"], |line| {
         ["env::var", "env::args", "env::vars"].iter().any(|call| line.contains(call))
     });
     none("environment reads outside main", offenders);
@@ -132,13 +141,42 @@ fn the_environment_is_read_in_main_only() {
 
 #[test]
 fn no_globals() {
-    let sources = [files("runtime/src", ".rs"), files("server/src", ".rs"), files("src", ".rs")].concat();
-    let offenders = lines_with(&sources, &[], |line| {
+    let offenders = lines_with(&sources(), &[], |line| {
         ["static mut ", "thread_local!", "lazy_static!", "OnceLock<", "LazyLock<"]
             .iter()
             .any(|word| line.contains(word))
     });
     none("global state", offenders);
+}
+
+/// A kernel opens with its formula and bindings, what a lane or a workgroup owns, its tolerance, and the targets that it has
+/// for other compilers; a file that kernels use opens with what it is. Both stay plain WGSL: directives are comments.
+#[test]
+fn shaders_open_with_what_they_compute() {
+    let all = files("shaders/wgsl", ".wgsl");
+    let is_kernel = |path: &str| !path["shaders/wgsl/".len()..].contains('/');
+    assert!(all.iter().filter(|(path, _)| is_kernel(path)).count() >= 10, "the rule has something to check");
+    let mut offenders = Vec::new();
+    for (path, text) in &all {
+        let header: String = text
+            .lines()
+            .take_while(|line| line.starts_with("//") && !line.starts_with("//!"))
+            .collect::<Vec<_>>()
+            .join("\n");
+        let has = |words: &[&str]| words.iter().any(|word| header.contains(word));
+        let mut rule = |holds: bool, what: &str| {
+            if !holds {
+                offenders.push(format!("{path}: {what}"));
+            }
+        };
+        rule(header.len() > 40, "no comment says at the top what it is");
+        if is_kernel(path) {
+            rule(text.lines().filter(|line| line.starts_with("//!targets ")).count() == 1, "no line `//!targets`");
+            rule(has(&["olerance", "Exact"]), "the header names no tolerance");
+            rule(has(&["A lane owns", "a lane owns", "A workgroup owns"]), "the header does not say what a lane owns");
+        }
+    }
+    none("headers of WGSL files", offenders);
 }
 
 #[test]

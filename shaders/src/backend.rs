@@ -13,8 +13,13 @@ use runtime::ids::{BlockId, Layer, PlanId, WeightId};
 use runtime::program::{Program, StateSpec};
 use runtime::weights::HostTensor;
 
+<<<<<<< HEAD
 use crate::device::{AdapterChoice, Gpu, GpuOptions, MAX_BINDINGS};
 use crate::lab::Reloader;
+=======
+use crate::compose::Settings;
+use crate::device::{AdapterChoice, Buffer, Gpu, GpuOptions, MAX_BINDINGS};
+>>>>>>> main
 use crate::lower::{Memory, Target, lower, split_len};
 use crate::pipelines::Pipelines;
 use crate::replay::{Counts, Replay};
@@ -55,6 +60,16 @@ impl WgpuDevice {
     pub fn num_created(&self) -> u64 {
         self.gpu.num_created()
     }
+
+    /// Bytes of all buffers that live on the device: what its cap is held against.
+    pub fn memory_bytes(&self) -> u64 {
+        self.gpu.memory_bytes()
+    }
+
+    /// Kernels with their settings that programs have asked for so far.
+    pub fn variants(&self) -> Vec<(&'static str, Settings)> {
+        self.pipelines.borrow().variants().collect()
+    }
 }
 
 /// See the module's head.
@@ -94,9 +109,9 @@ struct Logits {
 
 /// Buffers that the host maps.
 struct Transfer {
-    upload: wgpu::Buffer,
+    upload: Buffer,
     /// Flags, then logits.
-    readback: wgpu::Buffer,
+    readback: Buffer,
 }
 
 struct Running {
@@ -114,7 +129,7 @@ impl WgpuBackend {
             device: format!("{} ({}, {})", gpu.adapter.name, gpu.adapter.api, gpu.adapter.driver),
             buckets: Buckets::Exact,
             batch_invariant: gpu.batch_invariant(),
-            max_binding_bytes: u64::from(gpu.limits.max_storage_buffer_binding_size).min(gpu.limits.max_buffer_size),
+            max_binding_bytes: gpu.max_binding_bytes(),
             max_bindings: MAX_BINDINGS,
             replaced_kernels: Vec::new(),
         };

@@ -22,6 +22,8 @@ pub(crate) const ALIGN_BYTES: u64 = 256;
 pub struct GpuOptions {
     /// The most bytes to allocate; `None`: no cap but the driver's. wgpu cannot ask how much is free.
     pub memory_bytes: Option<u64>,
+    /// The most bytes to bind at once, where that is less than the device's limit (tests cut small weights with it).
+    pub max_binding_bytes: Option<u64>,
     /// The tuning table's row, instead of the adapter's own class (tests run every class on one device).
     pub class: Option<DeviceClass>,
     /// Whether a row's bits never depend on its batch mates: one order of sums for every number of tokens.
@@ -34,8 +36,18 @@ pub struct GpuOptions {
 
 impl Default for GpuOptions {
     fn default() -> Self {
+<<<<<<< HEAD
         let batch_invariant = BatchInvariant::Auto;
         Self { memory_bytes: None, class: None, batch_invariant, self_test: true, kernels: Vec::new() }
+=======
+        Self {
+            memory_bytes: None,
+            max_binding_bytes: None,
+            class: None,
+            batch_invariant: BatchInvariant::Auto,
+            self_test: true,
+        }
+>>>>>>> main
     }
 }
 
@@ -157,11 +169,32 @@ impl Range<'_> {
     }
 }
 
-/// What was created so far.
+/// What was created so far, and the bytes of the buffers that live.
 #[derive(Debug, Default)]
 struct Counters {
     bytes: AtomicU64,
     created: AtomicU64,
+}
+
+/// A buffer whose bytes count until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    buffer: wgpu::Buffer,
+    counters: Arc<Counters>,
+}
+
+impl std::ops::Deref for Buffer {
+    type Target = wgpu::Buffer;
+
+    fn deref(&self) -> &wgpu::Buffer {
+        &self.buffer
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.counters.bytes.fetch_sub(self.buffer.size(), Ordering::Relaxed);
+    }
 }
 
 /// An open device.
@@ -172,7 +205,7 @@ pub(crate) struct Gpu {
     pub(crate) limits: wgpu::Limits,
     pub(crate) features: wgpu::Features,
     options: GpuOptions,
-    counters: Counters,
+    counters: Arc<Counters>,
     /// The first error that nobody was waiting for.
     failure: Arc<Mutex<Option<String>>>,
 }
@@ -209,7 +242,7 @@ impl Gpu {
         });
         let uncaptured = Arc::clone(&failure);
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| record(&uncaptured, error.to_string())));
-        Ok(Self { device, queue, adapter: info, limits, features, options, counters: Counters::default(), failure })
+        Ok(Self { device, queue, adapter: info, limits, features, options, counters: Arc::default(), failure })
     }
 
     pub(crate) fn class(&self) -> DeviceClass {
@@ -233,6 +266,17 @@ impl Gpu {
         self.counters.created.load(Ordering::Relaxed)
     }
 
+    /// Bytes of all buffers.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.counters.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes of one binding.
+    pub(crate) fn max_binding_bytes(&self) -> u64 {
+        let limit = u64::from(self.limits.max_storage_buffer_binding_size).min(self.limits.max_buffer_size);
+        limit.min(self.options.max_binding_bytes.unwrap_or(u64::MAX))
+    }
+
     /// # Errors
     /// The device was lost, or an error was reported that nobody was waiting for.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
@@ -246,16 +290,11 @@ impl Gpu {
     ///
     /// # Errors
     /// `OutOfMemory` by the driver, by the adapter's limit for one buffer, or by the cap.
-    pub(crate) fn buffer(
-        &self,
-        what: &str,
-        bytes: u64,
-        usage: wgpu::BufferUsages,
-    ) -> Result<wgpu::Buffer, DeviceError> {
+    pub(crate) fn buffer(&self, what: &str, bytes: u64, usage: wgpu::BufferUsages) -> Result<Buffer, DeviceError> {
         let size = bytes.max(1).next_multiple_of(ALIGN_BYTES);
         let out_of_memory = || DeviceError::OutOfMemory { what: what.into(), needed_bytes: size };
-        let used = self.counters.bytes.load(Ordering::Relaxed);
-        if size > self.limits.max_buffer_size || self.options.memory_bytes.is_some_and(|cap| used + size > cap) {
+        let total = self.memory_bytes().saturating_add(size);
+        if size > self.limits.max_buffer_size || self.options.memory_bytes.is_some_and(|cap| total > cap) {
             return Err(out_of_memory());
         }
         let memory = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
@@ -271,7 +310,7 @@ impl Gpu {
         }
         self.counters.bytes.fetch_add(size, Ordering::Relaxed);
         self.counters.created.fetch_add(1, Ordering::Relaxed);
-        Ok(buffer)
+        Ok(Buffer { buffer, counters: Arc::clone(&self.counters) })
     }
 
     /// The layout that all variants of a kernel share.

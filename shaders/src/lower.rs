@@ -14,7 +14,7 @@ use runtime::program::{KvDtype, LinearPart, Op, Program, RopePairing, RowDim, Vi
 use runtime::weights::WeightFormat;
 
 use crate::compose::Settings;
-use crate::device::{Gpu, Range};
+use crate::device::{Buffer, Gpu, Range};
 use crate::layout::{GROUP, PANEL, fragment_of};
 use crate::pipelines::Pipelines;
 use crate::replay::{Grid, Planned, When};
@@ -33,14 +33,14 @@ const MAX_SPLITS: u32 = 64;
 /// The buffers of activations and inputs, shared by all plans.
 pub(crate) struct Memory {
     plan: MemoryPlan,
-    lanes: Vec<wgpu::Buffer>,
-    pub(crate) inputs: wgpu::Buffer,
+    lanes: Vec<Buffer>,
+    pub(crate) inputs: Buffer,
     /// `[tokens]`: see `CheckFinite`.
-    pub(crate) flags: wgpu::Buffer,
+    pub(crate) flags: Buffer,
     /// Partial sums of attention.
-    partials: wgpu::Buffer,
+    partials: Buffer,
     /// Bound where a kernel's variant does not touch a binding.
-    unused: [wgpu::Buffer; 2],
+    unused: [Buffer; 2],
     /// Bytes of all of them.
     pub(crate) bytes: u64,
 }
@@ -68,7 +68,7 @@ impl Memory {
             gpu.buffer("partial sums of attention", partial_bytes[0].max(partial_bytes[1]), Usage::STORAGE)?;
         let unused = [gpu.buffer("unused", 256, Usage::STORAGE)?, gpu.buffer("unused", 256, Usage::STORAGE)?];
         let all = lanes.iter().chain([&inputs, &flags, &partials]);
-        let bytes = all.map(wgpu::Buffer::size).sum();
+        let bytes = all.map(|buffer| buffer.size()).sum();
         Ok(Self { plan, lanes, inputs, flags, partials, unused, bytes })
     }
 

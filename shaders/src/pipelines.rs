@@ -170,6 +170,11 @@ impl Pipelines {
         Ok(())
     }
 
+    /// What was asked for so far.
+    pub(crate) fn variants(&self) -> impl Iterator<Item = (&'static str, Settings)> {
+        self.variants.iter().map(|variant| (variant.kernel.name, variant.settings.clone()))
+    }
+
     pub(crate) fn layout(&self, id: PipelineId) -> &wgpu::BindGroupLayout {
         &self.layouts[self.variants[id.0].kernel.name]
     }

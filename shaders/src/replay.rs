@@ -8,7 +8,7 @@ use runtime::backend::StepInputs;
 use runtime::error::DeviceError;
 use runtime::program::RowDim;
 
-use crate::device::{ALIGN_BYTES, Gpu, Range};
+use crate::device::{ALIGN_BYTES, Buffer, Gpu, Range};
 use crate::pipelines::{PipelineId, Pipelines};
 
 /// Workgroups along one dimension that every device takes.
@@ -96,7 +96,7 @@ struct Dispatch {
 pub(crate) struct Replay {
     dispatches: Vec<Dispatch>,
     /// Numbers of every dispatch, 256 bytes apart.
-    _params: wgpu::Buffer,
+    _params: Buffer,
 }
 
 impl Replay {

@@ -116,7 +116,7 @@ pub(crate) fn run(
     let mut replaced = Vec::new();
     for Check { kernel, case } in checks {
         let expected = run_case(&mut ReferenceBackend::new(1), case)?;
-        let mut problem = |plain: &BTreeSet<&'static str>| match run_case(&mut backend(plain), case) {
+        let problem = |plain: &BTreeSet<&'static str>| match run_case(&mut backend(plain), case) {
             Ok(got) => case.tolerance.check(&got, &expected).err(),
             Err(error) => Some(error.to_string()),
         };

@@ -6,12 +6,12 @@ use runtime::error::DeviceError;
 use runtime::ids::BlockId;
 use runtime::program::{Plane, StateSpec};
 
-use crate::device::{Gpu, Range};
+use crate::device::{Buffer, Gpu, Range};
 
 /// One plane of a layer.
 pub(crate) struct PlaneState {
     pub(crate) spec: Plane,
-    pub(crate) buffer: wgpu::Buffer,
+    pub(crate) buffer: Buffer,
     block_bytes: u64,
 }
 
@@ -25,9 +25,9 @@ pub(crate) struct State {
     pub(crate) block_size: u32,
     pub(crate) bytes: u64,
     /// One block on its way: a buffer cannot be copied to itself.
-    transfer: Option<wgpu::Buffer>,
+    transfer: Option<Buffer>,
     /// One block on its way to the host.
-    readback: Option<wgpu::Buffer>,
+    readback: Option<Buffer>,
 }
 
 impl PlaneState {

@@ -6,7 +6,7 @@ use runtime::error::DeviceError;
 use runtime::ids::WeightId;
 use runtime::weights::{HostTensor, WeightFormat};
 
-use crate::device::{ALIGN_BYTES, Gpu, Range};
+use crate::device::{ALIGN_BYTES, Buffer, Gpu, Range};
 use crate::layout;
 
 /// Arena buffers grow from the first to the second.
@@ -49,7 +49,7 @@ enum Weight {
 /// All weights, by `WeightId`.
 #[derive(Default)]
 pub(crate) struct Weights {
-    buffers: Vec<wgpu::Buffer>,
+    buffers: Vec<Buffer>,
     /// Bytes in use of the last buffer.
     used: u64,
     entries: Vec<Option<Weight>>,
@@ -81,8 +81,7 @@ impl Weights {
         let (rows, cols, format) = (tensor.num_rows(), tensor.row_len(), tensor.format);
         let panel_bytes =
             4 * layout::codes_words(format, layout::PANEL, cols).max(layout::side_words(format, layout::PANEL, cols));
-        let binding = u64::from(gpu.limits.max_storage_buffer_binding_size).min(gpu.limits.max_buffer_size);
-        let panels = (binding / panel_bytes as u64) as usize;
+        let panels = (gpu.max_binding_bytes() / panel_bytes as u64) as usize;
         if panels == 0 {
             return Err(DeviceError::OutOfMemory {
                 what: format!("64 rows of tensor '{}'", tensor.name),
@@ -107,7 +106,7 @@ impl Weights {
     /// Puts bytes into the arena.
     fn place(&mut self, gpu: &Gpu, name: &str, bytes: &[u8]) -> Result<Place, DeviceError> {
         let size = (bytes.len() as u64).next_multiple_of(16);
-        let last = self.buffers.last().map_or(0, wgpu::Buffer::size);
+        let last = self.buffers.last().map_or(0, |buffer| buffer.size());
         if self.used + size > last {
             let grown = (last * 2).clamp(*ARENA_BYTES.start(), *ARENA_BYTES.end());
             let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST;

@@ -126,13 +126,14 @@ fn main(
     var total: Sums;
     clear(&total);
     var first_split = 0u;
-    var split_end = (step[3] + SPLIT - 1u) / SPLIT;
+    var own_splits = num_splits;
     if PARTIAL {
         first_split = item / (num_tokens * sets);
-        split_end = first_split + 1u;
+        own_splits = 1u;
     }
-    for (var split = first_split; split < split_end; split++) {
-        let first = split * SPLIT;
+    // Counted from 0, not from the lane's own split: a compiler must see that all lanes meet the barriers in `share`.
+    for (var i = 0u; i < own_splits; i++) {
+        let first = (first_split + i) * SPLIT;
         let end = min(first + SPLIT, position_end);
         var sums: Sums;
         clear(&sums);

@@ -1,6 +1,8 @@
 //! Shared by the engine-level tests: load a fixture, run requests, collect what they heard.
 #![allow(dead_code)] // each test binary uses its part
 
+pub mod gpu;
+
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 

@@ -1,0 +1,148 @@
+//! The tuning table's rows, each on the adapter that is there: every shape that some class of GPU takes gives the reference's
+//! numbers, and the same bits for any number of tokens; sums by subgroups hold for every size of a subgroup.
+//!
+//! Invariant: rows that are equal run once, and the adapter's own row is left to the table of `ops.rs`.
+
+use std::process::Command;
+
+use runtime::backend::cases::{AttentionCase, BlockMoves, Case, CaseOp, all_cases};
+use shaders::{BatchInvariant, DeviceClass, GpuOptions};
+
+use super::{MakeBackend, for_all, gpu, on, reference, run, run_case, same_bits, tolerance};
+
+/// One class of each row of the table but the adapter's own.
+fn foreign_classes() -> Vec<DeviceClass> {
+    let own = shaders::adapters().first().map(|adapter| adapter.class.tuning());
+    let mut tunings: Vec<_> = own.into_iter().collect();
+    let is_new = |class: &DeviceClass| {
+        let is_new = !tunings.contains(&class.tuning());
+        tunings.push(class.tuning());
+        is_new
+    };
+    DeviceClass::ALL.into_iter().filter(is_new).collect()
+}
+
+fn backend_of(class: DeviceClass, batch_invariant: BatchInvariant) -> Option<MakeBackend> {
+    gpu::device(GpuOptions { class: Some(class), batch_invariant, ..GpuOptions::default() }).map(on)
+}
+
+/// Cases with every op and format, each shape of a linear, and attention by whole rows, by splits, and with heads too wide
+/// for the table's number of lanes.
+fn selection(class: DeviceClass) -> Vec<Case> {
+    let tiles = class.tuning().linear;
+    let is_chosen = |case: &Case| match &case.op {
+        CaseOp::Embed { tokens, .. } => *tokens == 37,
+        CaseOp::Linear { parts, tokens, .. } => match parts.len() {
+            1 => parts[0].out_features == 37 && (*tokens == 16 || tiles.iter().any(|tile| tile.from_tokens == *tokens)),
+            _ => *tokens == 17,
+        },
+        CaseOp::RmsNorm { width, .. }
+        | CaseOp::Add { width, .. }
+        | CaseOp::AddRmsNorm { width, .. }
+        | CaseOp::GatedActivation { width, .. }
+        | CaseOp::CheckFinite { width, .. }
+        | CaseOp::SelectRows { width, .. } => [40, 1536].contains(width),
+        CaseOp::NormHeads { .. } | CaseOp::Rope { .. } => true,
+        CaseOp::Attention(AttentionCase { heads, head_dim, rows, moves, .. }) => {
+            *moves == BlockMoves::None
+                && ([(9, 64), (2, 256), (7, 20)].contains(&(*heads, *head_dim)) || rows[0] == (599, 1))
+        }
+    };
+    all_cases().into_iter().filter(is_chosen).collect()
+}
+
+fn agrees(make: &MakeBackend, class: DeviceClass, cases: &[Case]) {
+    for_all(cases, |case| {
+        let expected = run_case(&mut reference(), case).map_err(|e| e.to_string())?;
+        let got = run(make, case)?;
+        tolerance("wgpu", case).check(&got, &expected).map_err(|e| format!("class {}: {e}", class.name()))
+    });
+}
+
+#[test]
+fn every_class_agrees_with_the_reference() {
+    for class in foreign_classes() {
+        let Some(make) = backend_of(class, BatchInvariant::Auto) else { return };
+        agrees(&make, class, &selection(class));
+    }
+}
+
+/// Without the promise a linear of many tokens may add in another order, and is right all the same.
+#[test]
+fn every_class_agrees_where_the_order_of_sums_is_free() {
+    let is_linear = |case: &Case| matches!(case.op, CaseOp::Linear { tokens: 16 | 17, .. });
+    for class in foreign_classes().into_iter().filter(|class| class.tuning().splits > 1) {
+        let Some(make) = backend_of(class, BatchInvariant::Off) else { return };
+        assert!(!make().caps().batch_invariant);
+        let cases: Vec<Case> = selection(class).into_iter().filter(is_linear).collect();
+        agrees(&make, class, &cases);
+    }
+}
+
+/// A row's bits in every shape that the class has for some number of tokens.
+#[test]
+fn no_class_depends_on_the_number_of_tokens() {
+    // Formats with a minimum, with a scale only, and plain numbers.
+    let is_chosen = |case: &Case| match &case.op {
+        CaseOp::Linear { in_features: 512.., parts, tokens: 17 } => parts.len() > 1,
+        CaseOp::Linear { parts, tokens: 16, .. } => parts[0].format.block_len() == 1,
+        _ => false,
+    };
+    let cases: Vec<Case> = all_cases().into_iter().filter(is_chosen).collect();
+    for class in foreign_classes() {
+        let Some(make) = backend_of(class, BatchInvariant::Auto) else { return };
+        assert!(make().caps().batch_invariant);
+        for_all(&cases, |case| {
+            let CaseOp::Linear { in_features, parts, .. } = &case.op else { unreachable!("filtered above") };
+            let whole = run(&make, case)?;
+            for tokens in class.tuning().linear.iter().map(|tile| tile.from_tokens) {
+                let op = CaseOp::Linear { in_features: *in_features, parts: parts.clone(), tokens };
+                let got = run(&make, &Case { op, ..case.clone() })?;
+                let what = |e| format!("class {}, {tokens} tokens: {e}", class.name());
+                same_bits(&got, &whole[..got.len()]).map_err(what)?;
+            }
+            Ok(())
+        });
+        attention_is_the_same_in_chunks(&make, class);
+    }
+}
+
+/// The last token alone (by splits, on lanes of their own) and among others (one lane after the other).
+fn attention_is_the_same_in_chunks(make: &MakeBackend, class: DeviceClass) {
+    let is_chosen = |case: &Case| matches!(&case.op, CaseOp::Attention(a) if a.rows == [(0, 300)]);
+    let cases: Vec<Case> = all_cases().into_iter().filter(is_chosen).collect();
+    for_all(&cases, |case| {
+        let CaseOp::Attention(whole) = &case.op else { unreachable!("filtered above") };
+        let last = AttentionCase { rows: vec![(299, 1)], ..whole.clone() };
+        let (whole, got) = (run(make, case)?, run(make, &Case { op: CaseOp::Attention(last), ..case.clone() })?);
+        same_bits(&got, &whole[whole.len() - got.len()..]).map_err(|e| format!("class {}: {e}", class.name()))
+    });
+}
+
+/// On whatever size of a subgroup the driver has.
+#[test]
+fn sums_by_subgroups_agree() {
+    let is_chosen = |case: &Case| matches!(case.op, CaseOp::RmsNorm { .. } | CaseOp::AddRmsNorm { .. });
+    let cases: Vec<Case> = all_cases().into_iter().filter(is_chosen).collect();
+    for class in foreign_classes().into_iter().filter(|class| class.tuning().subgroups) {
+        let Some(make) = backend_of(class, BatchInvariant::Auto) else { return };
+        agrees(&make, class, &cases);
+    }
+}
+
+/// Software Vulkan takes the size of a subgroup from the width of a vector, which it reads when it is loaded: 4, 8 or 16 lanes.
+#[test]
+fn sums_by_subgroups_agree_for_every_size_of_a_subgroup() {
+    if !gpu::is_there() {
+        return;
+    }
+    let this = std::env::current_exe().expect("a test has a file");
+    for width in ["128", "256", "512"] {
+        let mut command = Command::new(&this);
+        command.args(["--exact", "classes::sums_by_subgroups_agree"]).env("LP_NATIVE_VECTOR_WIDTH", width);
+        // The driver's cache on disk does not tell the widths apart.
+        let said = command.env("MESA_SHADER_CACHE_DISABLE", "true").output().expect("this very program");
+        let text = String::from_utf8_lossy(&said.stdout);
+        assert!(said.status.success() && text.contains("1 passed"), "vectors of {width} bits:\n{text}");
+    }
+}

@@ -13,13 +13,9 @@ use runtime::ids::{BlockId, Layer, PlanId, WeightId};
 use runtime::program::{Program, StateSpec};
 use runtime::weights::HostTensor;
 
-<<<<<<< HEAD
-use crate::device::{AdapterChoice, Gpu, GpuOptions, MAX_BINDINGS};
-use crate::lab::Reloader;
-=======
 use crate::compose::Settings;
 use crate::device::{AdapterChoice, Buffer, Gpu, GpuOptions, MAX_BINDINGS};
->>>>>>> main
+use crate::lab::Reloader;
 use crate::lower::{Memory, Target, lower, split_len};
 use crate::pipelines::Pipelines;
 use crate::replay::{Counts, Replay};

@@ -36,18 +36,14 @@ pub struct GpuOptions {
 
 impl Default for GpuOptions {
     fn default() -> Self {
-<<<<<<< HEAD
-        let batch_invariant = BatchInvariant::Auto;
-        Self { memory_bytes: None, class: None, batch_invariant, self_test: true, kernels: Vec::new() }
-=======
         Self {
             memory_bytes: None,
             max_binding_bytes: None,
             class: None,
             batch_invariant: BatchInvariant::Auto,
             self_test: true,
+            kernels: Vec::new(),
         }
->>>>>>> main
     }
 }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::instrument::{MAX_SITES, Site, WORDS_PER_SITE, instrument};
 use crate::compose::Composed;
-use crate::device::Gpu;
+use crate::device::{Buffer, Gpu};
 use crate::reflect::check;
 use crate::table::Kernel;
 
@@ -47,8 +47,8 @@ impl fmt::Display for Fault {
 
 /// See the module's head.
 pub(crate) struct Probe {
-    notes: wgpu::Buffer,
-    readback: wgpu::Buffer,
+    notes: Buffer,
+    readback: Buffer,
     layout: wgpu::BindGroupLayout,
     bind_group: wgpu::BindGroup,
     sites: Mutex<Vec<Site>>,

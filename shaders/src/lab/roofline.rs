@@ -7,7 +7,7 @@ use runtime::error::DeviceError;
 
 use super::bench::Roofline;
 use super::timer::Timer;
-use crate::device::Gpu;
+use crate::device::{Buffer, Gpu};
 
 const COPY_BYTES: u64 = 64 << 20;
 const SAMPLES: usize = 5;
@@ -74,7 +74,7 @@ pub(crate) fn measure(gpu: &Gpu, timer: &Timer) -> Result<Roofline, DeviceError>
     Ok(Roofline { copy_gb_per_s: 2.0 * copied / copy_s / 1e9, fma_gflop_per_s: fma_ops / fma_s / 1e9 })
 }
 
-fn kernel(gpu: &Gpu, text: &str, buffers: [&wgpu::Buffer; 2]) -> (wgpu::ComputePipeline, wgpu::BindGroup) {
+fn kernel(gpu: &Gpu, text: &str, buffers: [&Buffer; 2]) -> (wgpu::ComputePipeline, wgpu::BindGroup) {
     let source = wgpu::ShaderSource::Wgsl(text.into());
     let module = gpu.device.create_shader_module(wgpu::ShaderModuleDescriptor { label: Some("roofline"), source });
     let pipeline = gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {

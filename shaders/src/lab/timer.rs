@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use runtime::error::DeviceError;
 
-use crate::device::Gpu;
+use crate::device::{Buffer, Gpu};
 
 /// Two timestamps of eight bytes.
 const BYTES: u64 = 16;
@@ -21,8 +21,8 @@ pub(crate) struct Timer {
 
 struct Queries {
     set: wgpu::QuerySet,
-    resolved: wgpu::Buffer,
-    readback: wgpu::Buffer,
+    resolved: Buffer,
+    readback: Buffer,
     tick_s: f64,
 }
 

@@ -250,7 +250,8 @@ fn bench_measures_beside_the_built_in_kernel() {
     let file = scratch.file("add.wgsl", kernel("add", &[]));
     let bench = |arguments: &[&str]| kittiwake([&["kernel", "bench"][..], arguments].concat());
     let report = bench(&[&file, "--op", "add", "--shape", "width=64,tokens=3", "--json"]).json();
-    let expected = ["bytes", "clock", "device", "flops", "kernel", "kernels", "roofline", "shape", "speedup"];
+    let expected =
+        ["bytes", "clock", "device", "flops", "kernel", "kernels", "roofline", "runtime_checks", "shape", "speedup"];
     assert_eq!(keys(&report), expected);
     assert_eq!((&report["bytes"], &report["flops"]), (&(12 * 64 * 3).into(), &(64 * 3).into()));
     assert!(

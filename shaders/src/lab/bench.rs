@@ -31,6 +31,8 @@ pub struct BenchReport {
     pub device: String,
     /// `device` or `host`: whose clock.
     pub clock: &'static str,
+    /// Whether this build compiles runtime checks into kernels, which slows them down.
+    pub runtime_checks: bool,
     /// Sizes of the op.
     pub shape: BTreeMap<&'static str, String>,
     /// Bytes that cross memory in one dispatch at least.
@@ -112,6 +114,7 @@ impl Lab {
             kernel,
             device: self.name(),
             clock: timer.clock(),
+            runtime_checks: cfg!(debug_assertions),
             shape: shape.sizes.clone(),
             bytes: shape.bytes,
             flops: shape.flops,

@@ -213,8 +213,7 @@ fn first_wrong(
     let wrong = |allowed: f32| {
         let is_wrong = move |i: &usize| {
             let off = (f64::from(got[*i]) - f64::from(expected[*i])).abs() / scale;
-            // Written so that a NaN is wrong.
-            !(off <= f64::from(allowed))
+            off > f64::from(allowed) || off.is_nan()
         };
         (0..got.len().min(expected.len())).filter(is_wrong).collect::<Vec<usize>>()
     };

@@ -50,7 +50,7 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
 /// # Errors
 /// Out of memory, or the device failed.
 pub(crate) fn measure(gpu: &Gpu, timer: &Timer) -> Result<Roofline, DeviceError> {
-    let bytes = COPY_BYTES.min(u64::from(gpu.limits.max_storage_buffer_binding_size));
+    let bytes = COPY_BYTES.min(gpu.limits.max_storage_buffer_binding_size);
     let from = gpu.buffer("roofline", bytes, wgpu::BufferUsages::STORAGE)?;
     let to = gpu.buffer("roofline", bytes, wgpu::BufferUsages::STORAGE)?;
     let fastest = |text: &str, grid: [u32; 2]| -> Result<f64, DeviceError> {

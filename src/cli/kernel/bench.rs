@@ -63,6 +63,9 @@ fn print(out: &mut dyn Write, report: &BenchReport) -> std::io::Result<()> {
         let of = format!("{roofline_percent:.1} % ({bound})");
         writeln!(out, "{us:>12.1} {min_us:>12.1} {gb_per_s:>10.2} {gflop_per_s:>10.2} {of:>22}  {name}")?;
     }
+    if report.runtime_checks {
+        writeln!(out, "this build compiles runtime checks into kernels: measure with a release build")?;
+    }
     if let Some(speedup) = report.speedup {
         writeln!(out, "{speedup:.2} times as fast as the built-in kernel")?;
     }

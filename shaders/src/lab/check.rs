@@ -108,7 +108,7 @@ impl fmt::Display for CheckReport {
 const SHOWN: usize = 3;
 
 impl Lab {
-    /// Runs a kernel over some cases, watched; `progress` is told how many are done.
+    /// Runs a kernel over some cases, watched; `goes_on` sees the report so far before each and says whether to run it.
     ///
     /// # Errors
     /// The device failed; what is wrong with the kernel is in the report.
@@ -116,7 +116,7 @@ impl Lab {
         &self,
         kernel: &CustomKernel,
         cases: &[Case],
-        progress: &mut dyn FnMut(usize),
+        goes_on: &mut dyn FnMut(&CheckReport) -> bool,
     ) -> Result<CheckReport, KernelError> {
         let probe = Probe::new(&self.gpu)?;
         let device = self.device_with(Pipelines::with_custom(vec![kernel.clone()], Some(probe)));
@@ -132,8 +132,10 @@ impl Lab {
             faults: Vec::new(),
         };
         let mut asked = 0;
-        for (i, case) in cases.iter().enumerate() {
-            progress(i);
+        for case in cases {
+            if !goes_on(&report) {
+                break;
+            }
             if !may_take(kernel, &case.op) {
                 report.num_other_cases += 1;
                 continue;

@@ -82,10 +82,12 @@ fn check(
     let kernel = kernel(Some(&file.to_owned()), subject)?;
     let cases = cases(&kernel);
     let is_watched = std::io::stderr().is_terminal();
-    let report = lab.check(&kernel, &cases, &mut |done| {
+    let report = lab.check(&kernel, &cases, &mut |so_far| {
         if is_watched {
-            note(format_args!("\rcase {} of {}", done + 1, cases.len()));
+            let at = so_far.num_cases + so_far.num_other_cases + 1;
+            note(format_args!("\rcase {at} of {}", cases.len()));
         }
+        true
     });
     if is_watched {
         note(format_args!("\r\x1b[K"));

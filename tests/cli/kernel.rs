@@ -233,6 +233,10 @@ fn arguments_that_name_nothing_are_refused() {
     failed(check(&file, "add", &["--set", "LANES=many"]), &["setting LANES is a u32, got 'many'"]);
     check(&file, "add", &["--device", "cpu"]).refused(&["--device cpu", "wgpu"]);
     check(&file, "add", &["--device", "wgpu:no such card"]).refused(&["wgpu:no such card", "the adapters are"]);
+    // Flags of nested subcommands have their twins, too.
+    let mut twin = command();
+    twin.env("KITTIWAKE_OP", "matmul").args(["kernel", "check", &file]);
+    Said::from(twin.output().expect("the binary runs")).refused(&["no kernel 'matmul'"]);
     let no_driver = |arguments: &[&str]| {
         let mut command = command();
         // Every loader's word for where drivers are.

@@ -32,7 +32,8 @@ pub(crate) struct Site {
     pub(crate) place: Diagnostic,
 }
 
-/// The watched module and its places; place `i` has the number `first + i`.
+/// The watched module and its places; place `i` has the number `first + i`. Places from `MAX_SITES` on are left alone: the
+/// caller refuses then.
 pub(crate) fn instrument(checked: &Checked, composed: &Composed, first: u32) -> (Module, Vec<Site>) {
     let mut module = checked.module.clone();
     let faults = fault_buffer(&mut module);

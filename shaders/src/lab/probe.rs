@@ -102,6 +102,10 @@ impl Probe {
             let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
             let (module, new) = instrument(&checked, composed, sites.len() as u32);
             sites.extend(new);
+            // Places beyond would go unwatched.
+            if sites.len() >= MAX_SITES as usize {
+                return Err(DeviceError::Failed(format!("more than {MAX_SITES} places to watch in all variants")));
+            }
             module
         };
         let validation = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);

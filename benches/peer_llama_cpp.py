@@ -116,7 +116,8 @@ class Comparison:
     parallel: bool  # whether parallel8 is measured
 
 
-# `-lm none` is the present spelling of --no-mmap; flash attention is what its `auto` takes on the CPU.
+# `-lm none` is the present spelling of --no-mmap; flash attention is what its `auto` takes on the CPU, and on software
+# Vulkan it makes no difference at these lengths.
 AT_ITS_BEST = ["-lm", "none", "-fa", "on"]
 COMPARISONS = {
     "cpu": Comparison(

@@ -21,7 +21,7 @@ use crate::replay::{Grid, Planned, When};
 use crate::state::{PlaneState, State};
 use crate::table::{self, Bind};
 use crate::tuning::{AttentionTile, DeviceClass, LinearTile, Tuning};
-use crate::weights::{Piece, Weights};
+use crate::weights::{Matrix, Piece, Weights};
 
 /// Rows of a slot are padded to a multiple of this: no tile covers more tokens.
 const PAD_ROWS: u32 = 64;
@@ -429,26 +429,21 @@ impl<'a> Lowering<'a, '_> {
 
     fn linear(&mut self, x: Slot, parts: &[LinearPart], out: Slot) -> Result<(), DeviceError> {
         let (memory, weights) = (self.target.memory, self.target.weights);
+        let in_features = self.width(x);
+        if !in_features.is_multiple_of(GROUP as u32) {
+            return Err(DeviceError::Failed(format!(
+                "{}: in_features {in_features} is not a multiple of {GROUP}, as the wgpu backend needs",
+                self.what
+            )));
+        }
         let mut first_column = 0;
-        for part in parts {
-            let matrix = weights.matrix_of(part.weight)?;
-            if !self.width(x).is_multiple_of(GROUP as u32) {
-                return Err(DeviceError::Failed(format!(
-                    "{}: in_features {} is not a multiple of {GROUP}, as the wgpu backend needs",
-                    self.what,
-                    self.width(x)
-                )));
-            }
+        for (matrix, bias) in self.matrices(parts)? {
             for piece in &matrix.pieces {
-                let bias = match part.bias {
-                    Some(bias) => weights.vector_of(bias)?.after(4 * u64::from(piece.first_row)),
-                    None => whole(&memory.unused[0]),
-                };
                 let bindings = table::linear::Bindings {
                     x: memory.slot(x),
                     codes: weights.range(piece.codes),
                     side: weights.range(piece.side),
-                    bias,
+                    bias: bias.map_or(whole(&memory.unused[0]), |bias| bias.after(4 * u64::from(piece.first_row))),
                     out: memory.slot(out),
                 };
                 let params = table::linear::Params {
@@ -456,13 +451,32 @@ impl<'a> Lowering<'a, '_> {
                     rows: piece.num_rows,
                     out_stride: self.width(out),
                     out_column: first_column + piece.first_row,
-                    has_bias: u32::from(part.bias.is_some()),
+                    has_bias: u32::from(bias.is_some()),
                 };
                 self.linear_tiles(bindings, params, matrix.format, self.rows(x))?;
             }
             first_column += matrix.rows;
         }
         Ok(())
+    }
+
+    /// The matrices of a linear with their biases; such as lie behind each other (q, k and v, gate and up) become one.
+    fn matrices(&self, parts: &[LinearPart]) -> Result<Vec<(Matrix, Option<Range<'a>>)>, DeviceError> {
+        let weights = self.target.weights;
+        let mut all: Vec<(Matrix, Option<Range<'a>>)> = Vec::new();
+        for part in parts {
+            let matrix = weights.matrix_of(part.weight)?;
+            let bias = part.bias.map(|bias| weights.vector_of(bias)).transpose()?;
+            let joined = match all.last() {
+                Some((last, None)) if bias.is_none() => last.join(matrix, self.target.gpu.max_binding_bytes()),
+                _ => None,
+            };
+            match joined {
+                Some(joined) => *all.last_mut().expect("it was joined to the last") = (joined, None),
+                None => all.push((matrix.clone(), bias)),
+            }
+        }
+        Ok(all)
     }
 
     /// One dispatch for each shape of the table; a step runs the one that fits its number of tokens.

@@ -85,7 +85,7 @@ pub struct EngineArgs {
     /// Type of cached K and V: auto (f16), f16, f32.
     #[arg(long, default_value = "auto")]
     pub kv_cache_dtype: KvCacheDtype,
-    /// Memory for the KV cache: bytes, or with a suffix (512M, 4G) [default: what all sequences need, at most 25 % of free memory].
+    /// Memory for the KV cache: bytes, or with a suffix (512M, 4G) [default: what all sequences need, at most 25 % of free memory, on wgpu 1 GiB].
     #[arg(long, value_name = "BYTES")]
     pub kv_cache_memory_bytes: Option<Bytes>,
     /// Fraction of a GPU's memory to use; the CPU backends take --kv-cache-memory-bytes instead.

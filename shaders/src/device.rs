@@ -269,7 +269,7 @@ impl Gpu {
 
     /// The most bytes of one binding.
     pub(crate) fn max_binding_bytes(&self) -> u64 {
-        let limit = u64::from(self.limits.max_storage_buffer_binding_size).min(self.limits.max_buffer_size);
+        let limit = self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size);
         limit.min(self.options.max_binding_bytes.unwrap_or(u64::MAX))
     }
 

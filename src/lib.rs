@@ -132,11 +132,11 @@ pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loa
     let text = TextModel::load(&checkpoint, options.tokenizer.as_deref(), options.chat_template.as_deref())?;
     let model = model::load(&checkpoint, options.kv_cache_dtype)?;
     let info = model.info.clone();
-    let config = sizing::engine_config(options, &model)?;
+    let device = device::choose(options.device.clone())?;
+    let config = sizing::engine_config(options, &device, &model)?;
     check_vocabulary(&options.model, &text, &info)?;
 
     let (sender, messages) = mpsc::channel();
-    let device = device::choose(options.device.clone())?;
     let how = options.device_options.clone();
     let starting =
         std::thread::spawn(move || Engine::start(move || start_runner(&device, how, &model, config, &sender)));

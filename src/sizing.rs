@@ -7,16 +7,20 @@ use runtime::engine::EngineConfig;
 use runtime::error::LoadError;
 use runtime::model::Model;
 
-use crate::Options;
+use crate::{Device, Options};
 
 /// The part of free memory that the KV cache takes when no flag says otherwise.
 const DEFAULT_FRACTION_OF_AVAILABLE: u64 = 4;
+
+/// The KV cache of a GPU when no flag says otherwise: wgpu cannot ask how much memory is free.
+#[cfg(feature = "wgpu")]
+const DEFAULT_GPU_BYTES: u64 = 1 << 30;
 
 /// Fills in `vocab_size`, `max_model_len` and `num_blocks`; what it gives is consistent (`EngineConfig::fit`).
 ///
 /// # Errors
 /// `Limit` where a flag asks for more than the model or the memory allows.
-pub fn engine_config(options: &Options, model: &Model) -> Result<EngineConfig, LoadError> {
+pub fn engine_config(options: &Options, device: &Device, model: &Model) -> Result<EngineConfig, LoadError> {
     let mut config = options.engine.clone();
     config.vocab_size = model.info.vocab_size;
     if let Some(len) = options.max_model_len
@@ -37,7 +41,7 @@ pub fn engine_config(options: &Options, model: &Model) -> Result<EngineConfig, L
         Some(blocks) => blocks,
         None => {
             let full = u64::from(blocks_per_seq) * u64::from(config.max_num_seqs);
-            let bytes = kv_cache_bytes(options.kv_cache_memory_bytes, full * block_bytes);
+            let bytes = kv_cache_bytes(options.kv_cache_memory_bytes, device, full * block_bytes);
             u32::try_from(bytes / block_bytes.max(1)).unwrap_or(u32::MAX - 1)
         }
     };
@@ -62,12 +66,16 @@ pub fn engine_config(options: &Options, model: &Model) -> Result<EngineConfig, L
 }
 
 /// Bytes for the KV cache: what the flag says, else as much as all sequences at full length need, but at most a quarter of
-/// the memory that the system has to give.
-pub fn kv_cache_bytes(asked: Option<u64>, full_bytes: u64) -> u64 {
-    asked.unwrap_or_else(|| match available_bytes() {
-        Some(available) => full_bytes.min(available / DEFAULT_FRACTION_OF_AVAILABLE),
-        None => full_bytes.min(1 << 30),
-    })
+/// the memory that the system has to give; on a GPU at most 1 GiB.
+pub fn kv_cache_bytes(asked: Option<u64>, device: &Device, full_bytes: u64) -> u64 {
+    let most = match device {
+        #[cfg(feature = "wgpu")]
+        Device::Wgpu(_) => DEFAULT_GPU_BYTES,
+        Device::Cpu | Device::Reference => {
+            available_bytes().map_or(1 << 30, |available| available / DEFAULT_FRACTION_OF_AVAILABLE)
+        }
+    };
+    asked.unwrap_or(full_bytes.min(most))
 }
 
 fn limit(what: &str, needed: String, limit: String) -> LoadError {

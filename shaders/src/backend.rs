@@ -15,6 +15,7 @@ use runtime::weights::HostTensor;
 
 use crate::compose::Settings;
 use crate::device::{AdapterChoice, Buffer, Gpu, GpuOptions, MAX_BINDINGS};
+use crate::lab::Reloader;
 use crate::lower::{Memory, Target, lower, split_len};
 use crate::pipelines::Pipelines;
 use crate::replay::{Counts, Replay};
@@ -26,7 +27,8 @@ use crate::weights::Weights;
 #[derive(Clone)]
 pub struct WgpuDevice {
     pub(crate) gpu: Rc<Gpu>,
-    pipelines: Rc<RefCell<Pipelines>>,
+    pub(crate) pipelines: Rc<RefCell<Pipelines>>,
+    pub(crate) reloader: Option<Rc<RefCell<Reloader>>>,
 }
 
 impl WgpuDevice {
@@ -35,7 +37,19 @@ impl WgpuDevice {
     /// # Errors
     /// There is no such adapter, or it cannot be opened.
     pub fn open(choice: &AdapterChoice, options: GpuOptions) -> Result<Self, DeviceError> {
-        Ok(Self { gpu: Rc::new(Gpu::open(choice, options)?), pipelines: Rc::default() })
+        let files = options.kernels.clone();
+        let gpu = Rc::new(Gpu::open(choice, options)?);
+        if files.is_empty() {
+            return Ok(Self::with_pipelines(gpu, Pipelines::default()));
+        }
+        let (kernels, reloader) =
+            Reloader::start(&gpu, &files).map_err(|error| DeviceError::Failed(error.to_string()))?;
+        let device = Self::with_pipelines(gpu, Pipelines::with_custom(kernels, None));
+        Ok(Self { reloader: Some(Rc::new(RefCell::new(reloader))), ..device })
+    }
+
+    pub(crate) fn with_pipelines(gpu: Rc<Gpu>, pipelines: Pipelines) -> Self {
+        Self { gpu, pipelines: Rc::new(RefCell::new(pipelines)), reloader: None }
     }
 
     /// Buffers, bind groups and pipelines created so far: a step adds none.
@@ -131,6 +145,22 @@ impl WgpuBackend {
             logits: Vec::new(),
             non_finite: Vec::new(),
         }
+    }
+
+    /// As `new`, for a kernel whose test this is.
+    pub(crate) fn untested(device: &WgpuDevice) -> Self {
+        Self { self_test: false, ..Self::new(device) }
+    }
+
+    /// Encodes some kernels of a plan's step, for measuring; the inputs are those of the last step.
+    pub(crate) fn encode_only(
+        &self,
+        plan: PlanId,
+        counts: Counts,
+        pass: &mut wgpu::ComputePass<'_>,
+        is_wanted: &dyn Fn(&str) -> bool,
+    ) {
+        self.plans[plan.index()].replay.encode_only(&self.pipelines.borrow(), counts, pass, is_wanted);
     }
 
     /// Runs the self-test once, with the shapes that `program` will use.
@@ -244,6 +274,9 @@ impl Backend for WgpuBackend {
 
     fn submit(&mut self, plan: PlanId, inputs: &StepInputs) -> Result<Ticket, DeviceError> {
         assert!(self.running.is_none(), "the wgpu backend runs one step at a time");
+        if let Some(reloader) = &self.device.reloader {
+            reloader.borrow_mut().look(&self.gpu, &self.pipelines);
+        }
         let counts = Counts::of(inputs);
         let transfer = (self.submitted % 2) as usize;
         let chosen = &self.plans[plan.index()];

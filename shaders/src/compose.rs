@@ -84,6 +84,11 @@ pub struct Composed {
 }
 
 impl Composed {
+    /// Its files: the kernel's own, then those that it uses.
+    pub fn files(&self) -> &[String] {
+        &self.files
+    }
+
     /// File and line (from 1) of a line of the text (from 1).
     pub fn origin(&self, line: u32) -> (&str, u32) {
         let (file, line) =

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use runtime::error::DeviceError;
 
 use crate::compose::Composed;
+use crate::lab::KernelFile;
 use crate::reflect::Access;
 use crate::table::Kernel;
 use crate::tuning::DeviceClass;
@@ -29,6 +30,8 @@ pub struct GpuOptions {
     pub batch_invariant: BatchInvariant,
     /// Whether a program's kernels are tested before it serves.
     pub self_test: bool,
+    /// Users' kernels that run in the places of built-in ones.
+    pub kernels: Vec<KernelFile>,
 }
 
 impl Default for GpuOptions {
@@ -39,6 +42,7 @@ impl Default for GpuOptions {
             class: None,
             batch_invariant: BatchInvariant::Auto,
             self_test: true,
+            kernels: Vec::new(),
         }
     }
 }
@@ -265,7 +269,7 @@ impl Gpu {
 
     /// The most bytes of one binding.
     pub(crate) fn max_binding_bytes(&self) -> u64 {
-        let limit = u64::from(self.limits.max_storage_buffer_binding_size).min(self.limits.max_buffer_size);
+        let limit = self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size);
         limit.min(self.options.max_binding_bytes.unwrap_or(u64::MAX))
     }
 

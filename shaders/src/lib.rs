@@ -9,6 +9,7 @@
 mod backend;
 pub mod compose;
 mod device;
+pub mod lab;
 mod layout;
 mod lower;
 mod pipelines;

@@ -1,6 +1,8 @@
 //! Pipelines by kernel and settings: asked for while a program is lowered, compiled together, in parallel.
 //!
-//! Invariant: a variant is compiled once per device, whatever number of ops and plans use it.
+//! Invariant: a variant is compiled once per device, whatever number of ops and plans use it. A user's kernel takes the place
+//! of the table's in the variants that it takes (`CustomKernel`); all kernels of one place share a layout, so that exchanging
+//! them leaves bind groups alone.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,6 +11,7 @@ use runtime::error::DeviceError;
 
 use crate::compose::Settings;
 use crate::device::Gpu;
+use crate::lab::{CustomKernel, KernelError, Probe};
 use crate::table::Kernel;
 
 /// A variant's place in the table.
@@ -28,11 +31,23 @@ pub(crate) struct Pipelines {
     variants: Vec<Variant>,
     by_key: HashMap<(&'static str, Settings), PipelineId>,
     layouts: HashMap<&'static str, wgpu::BindGroupLayout>,
+    /// Users' kernels, at most one for each place.
+    custom: Vec<CustomKernel>,
+    /// Watches the users' kernels, in the kernel lab's check.
+    probe: Option<Probe>,
+    /// Times that a user's kernel was asked for.
+    num_custom_asked: u64,
 }
 
 impl Pipelines {
+    /// With users' kernels, watched by a probe or not.
+    pub(crate) fn with_custom(custom: Vec<CustomKernel>, probe: Option<Probe>) -> Self {
+        Self { custom, probe, ..Self::default() }
+    }
+
     /// The place of a variant that `compile` will make.
     pub(crate) fn ask(&mut self, gpu: &Gpu, kernel: &'static str, settings: Settings) -> PipelineId {
+        self.num_custom_asked += u64::from(custom_for(&self.custom, kernel, &settings).is_some());
         let variants = &mut self.variants;
         *self.by_key.entry((kernel, settings.clone())).or_insert_with(|| {
             let kernel = Kernel::named(kernel).expect("the table names its kernels");
@@ -42,38 +57,116 @@ impl Pipelines {
         })
     }
 
+    /// The number that a user's kernel fixes for a setting that the grid depends on; else what the tuning table says.
+    pub(crate) fn shape(&self, kernel: &str, setting: &str, tuned: u32) -> u32 {
+        self.custom(kernel).and_then(|custom| custom.shape(setting)).unwrap_or(tuned)
+    }
+
+    /// The user's kernel in this place.
+    pub(crate) fn custom(&self, kernel: &str) -> Option<&CustomKernel> {
+        self.custom.iter().find(|custom| custom.kernel.name == kernel)
+    }
+
     /// Compiles what was asked for since the last time, on all cores.
     ///
     /// # Errors
     /// The first that the device refuses.
     pub(crate) fn compile(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
-        let (variants, layouts) = (&self.variants, &self.layouts);
-        let missing: Vec<usize> = (0..variants.len()).filter(|&i| variants[i].pipeline.is_none()).collect();
+        let missing: Vec<usize> =
+            (0..self.variants.len()).filter(|&index| self.variants[index].pipeline.is_none()).collect();
+        for (index, pipeline) in self.compile_all(gpu, &self.custom, &missing) {
+            self.variants[index].pipeline = Some(pipeline?);
+        }
+        Ok(())
+    }
+
+    /// Compiles some variants on all cores; `custom` goes before the table.
+    fn compile_all(
+        &self,
+        gpu: &Gpu,
+        custom: &[CustomKernel],
+        wanted: &[usize],
+    ) -> Vec<(usize, Result<wgpu::ComputePipeline, DeviceError>)> {
         let next = AtomicUsize::new(0);
         let work = || {
             let mut made = Vec::new();
-            while let Some(&index) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let Variant { kernel, settings, .. } = &variants[index];
-                let pipeline = kernel
-                    .compose(settings)
-                    .map_err(|error| DeviceError::Failed(error.to_string()))
-                    .and_then(|composed| gpu.pipeline(kernel, &composed, &layouts[kernel.name]));
-                made.push((index, pipeline));
+            while let Some(&index) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
+                made.push((index, self.compile_one(gpu, custom, &self.variants[index])));
             }
             made
         };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(missing.len());
-        let made: Vec<_> = std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(wanted.len());
+        std::thread::scope(|scope| {
             let workers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
             let mut made = work();
             for worker in workers {
                 made.extend(worker.join().expect("compiling a pipeline does not panic"));
             }
             made
-        });
-        for (index, pipeline) in made {
-            self.variants[index].pipeline = Some(pipeline?);
+        })
+    }
+
+    fn compile_one(
+        &self,
+        gpu: &Gpu,
+        custom: &[CustomKernel],
+        variant: &Variant,
+    ) -> Result<wgpu::ComputePipeline, DeviceError> {
+        let Variant { kernel, settings, .. } = variant;
+        let layout = &self.layouts[kernel.name];
+        let failed = |error: &dyn std::fmt::Display| DeviceError::Failed(error.to_string());
+        match (custom_for(custom, kernel.name, settings), &self.probe) {
+            (Some(custom), Some(probe)) => {
+                let composed = custom.compose(settings).map_err(|error| failed(&error))?;
+                probe.pipeline(gpu, kernel, &composed, layout)
+            }
+            (Some(custom), None) => {
+                let composed = custom.compose(settings).map_err(|error| failed(&error))?;
+                gpu.pipeline(kernel, &composed, layout)
+            }
+            (None, _) => gpu.pipeline(kernel, &kernel.compose(settings).map_err(|error| failed(&error))?, layout),
         }
+    }
+
+    /// Whether a newer text runs the same variants on the same grids as the one whose place it is to take.
+    ///
+    /// # Errors
+    /// What it fixes is not what the older one fixes.
+    pub(crate) fn keeps_grid(&self, newer: &CustomKernel) -> Result<(), KernelError> {
+        let older = self.custom(newer.kernel.name);
+        let words = |kernel: &CustomKernel| {
+            let fixed: Vec<String> = kernel.fixed().iter().map(|(name, value)| format!("{name}={value}")).collect();
+            if fixed.is_empty() { "nothing".to_owned() } else { fixed.join(" ") }
+        };
+        match older {
+            Some(older) if older.fixed() != newer.fixed() => {
+                let (now, before) = (words(newer), words(older));
+                let problem =
+                    format!("fixes {now} where it fixed {before}, and grids follow that: restart to serve with it");
+                Err(KernelError::Wrong { file: newer.file.clone(), problem })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts a newer text in the place of a user's kernel, everywhere or nowhere.
+    ///
+    /// # Errors
+    /// The device refuses a variant; the older text stays.
+    pub(crate) fn replace(&mut self, gpu: &Gpu, newer: CustomKernel) -> Result<(), DeviceError> {
+        let name = newer.kernel.name;
+        let custom = [newer];
+        let is_its = |variant: &Variant| custom_for(&custom, name, &variant.settings).is_some();
+        let wanted: Vec<usize> = (0..self.variants.len())
+            .filter(|&index| self.variants[index].kernel.name == name && is_its(&self.variants[index]))
+            .collect();
+        let made = self.compile_all(gpu, &custom, &wanted);
+        let made = made.into_iter().map(|(index, made)| Ok((index, made?))).collect::<Result<Vec<_>, DeviceError>>()?;
+        for (index, pipeline) in made {
+            self.variants[index].pipeline = Some(pipeline);
+        }
+        self.custom.retain(|older| older.kernel.name != name);
+        self.custom.extend(custom);
         Ok(())
     }
 
@@ -91,4 +184,24 @@ impl Pipelines {
     pub(crate) fn pipeline(&self, id: PipelineId) -> &wgpu::ComputePipeline {
         self.variants[id.0].pipeline.as_ref().expect("variants are compiled before they run")
     }
+
+    /// The kernel that a variant is one of.
+    pub(crate) fn kernel(&self, id: PipelineId) -> &'static str {
+        self.variants[id.0].kernel.name
+    }
+
+    /// Times that a user's kernel was asked for.
+    pub(crate) fn num_custom_asked(&self) -> u64 {
+        self.num_custom_asked
+    }
+
+    /// Notes of the probe.
+    pub(crate) fn probe(&self) -> Option<&Probe> {
+        self.probe.as_ref()
+    }
+}
+
+/// The user's kernel that runs a variant.
+fn custom_for<'a>(custom: &'a [CustomKernel], kernel: &str, settings: &Settings) -> Option<&'a CustomKernel> {
+    custom.iter().find(|custom| custom.kernel.name == kernel && custom.takes(settings))
 }

@@ -122,7 +122,7 @@ pub fn check(composed: &Composed) -> Result<Checked, Diagnostic> {
     Ok(Checked { module, info, interface })
 }
 
-fn diagnostic(composed: &Composed, span: Option<naga::Span>, message: &str, notes: &[String]) -> Diagnostic {
+pub(crate) fn diagnostic(composed: &Composed, span: Option<naga::Span>, message: &str, notes: &[String]) -> Diagnostic {
     let mut message = message.to_owned();
     for note in notes.iter().filter(|note| !note.is_empty()) {
         message.push_str(&format!("\n  {note}"));

@@ -127,8 +127,22 @@ impl Replay {
 
     /// Encodes one step into a pass.
     pub(crate) fn encode(&self, pipelines: &Pipelines, counts: Counts, pass: &mut wgpu::ComputePass<'_>) {
+        self.encode_only(pipelines, counts, pass, &|_| true);
+    }
+
+    /// Encodes the dispatches of some kernels of a step.
+    pub(crate) fn encode_only(
+        &self,
+        pipelines: &Pipelines,
+        counts: Counts,
+        pass: &mut wgpu::ComputePass<'_>,
+        is_wanted: &dyn Fn(&str) -> bool,
+    ) {
         let mut last = None;
-        for dispatch in &self.dispatches {
+        if let Some(probe) = pipelines.probe() {
+            pass.set_bind_group(1, probe.bind_group(), &[]);
+        }
+        for dispatch in self.dispatches.iter().filter(|dispatch| is_wanted(pipelines.kernel(dispatch.pipeline))) {
             let [x, y] = match runs(dispatch.when, counts) {
                 true => grid(dispatch.grid, counts.rows(dispatch.when.rows()), counts.max_kv_len),
                 false => continue,

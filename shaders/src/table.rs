@@ -46,6 +46,18 @@ pub struct Default {
     pub doc: &'static str,
 }
 
+impl Default {
+    /// The line that declares it.
+    pub fn declaration(&self) -> String {
+        let Self { name, kind, value, doc } = self;
+        match kind {
+            SettingKind::U32 => format!("const {name}: u32 = {value}u; //!set {doc}"),
+            SettingKind::Bool => format!("const {name}: bool = {value}; //!set {doc}"),
+            SettingKind::File => format!("//!use {doc}/{value}.wgsl as {name}"),
+        }
+    }
+}
+
 /// The buffers of one dispatch of a kernel.
 pub trait Bind<'a> {
     /// The uniform struct that goes with them.

@@ -20,6 +20,21 @@ pub(crate) struct Place {
     size: u64,
 }
 
+impl Place {
+    /// Both, where the other begins where this ends.
+    fn join(self, next: Self) -> Option<Self> {
+        let adjacent = self.buffer == next.buffer && self.offset + self.size == next.offset;
+        adjacent.then_some(Self { size: self.size + next.size, ..self })
+    }
+}
+
+/// What is put behind each other: codes of matrices that are uploaded one after the other can be bound as one.
+#[derive(Clone, Copy, Debug)]
+enum Stream {
+    Codes,
+    Side,
+}
+
 /// Some rows of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
@@ -40,6 +55,25 @@ pub(crate) struct Matrix {
     pub(crate) pieces: Vec<Piece>,
 }
 
+impl Matrix {
+    /// Both as one of more rows, where the other lies right behind this, whole panels, and a binding holds them.
+    pub(crate) fn join(&self, next: &Self, max_binding_bytes: u64) -> Option<Self> {
+        let ([piece], [other]) = (self.pieces.as_slice(), next.pieces.as_slice()) else { return None };
+        let alike = self.format == next.format && self.groups == next.groups;
+        if !alike || !self.rows.is_multiple_of(layout::PANEL as u32) {
+            return None;
+        }
+        let side = match layout::layout_of(self.format).side_words {
+            0 => piece.side,
+            _ => piece.side.join(other.side)?,
+        };
+        let codes = piece.codes.join(other.codes)?;
+        let rows = self.rows + next.rows;
+        let whole = Piece { first_row: 0, num_rows: rows, codes, side };
+        (codes.size.max(side.size) <= max_binding_bytes).then(|| Self { rows, pieces: vec![whole], ..*self })
+    }
+}
+
 #[derive(Debug)]
 enum Weight {
     Matrix(Matrix),
@@ -50,8 +84,8 @@ enum Weight {
 #[derive(Default)]
 pub(crate) struct Weights {
     buffers: Vec<Buffer>,
-    /// Bytes in use of the last buffer.
-    used: u64,
+    /// Per stream, the buffer that it fills and the bytes in use of it.
+    streams: [Option<(usize, u64)>; 2],
     entries: Vec<Option<Weight>>,
     /// Bytes of all weights.
     pub(crate) bytes: u64,
@@ -64,7 +98,7 @@ impl Weights {
     /// Out of memory.
     pub(crate) fn upload(&mut self, gpu: &Gpu, id: WeightId, tensor: &HostTensor) -> Result<(), DeviceError> {
         let weight = if tensor.shape.len() < 2 {
-            Weight::Vector(self.place(gpu, &tensor.name, bytemuck::cast_slice(&tensor.to_f32()))?)
+            Weight::Vector(self.place(gpu, Stream::Side, &tensor.name, bytemuck::cast_slice(&tensor.to_f32()))?)
         } else {
             Weight::Matrix(self.matrix(gpu, tensor)?)
         };
@@ -96,29 +130,31 @@ impl Weights {
             layout::pack(tensor, first_row..first_row + num_rows, &mut codes, &mut side);
             // The binding must exist where a format has no scales.
             side.resize(side.len().max(1), 0);
-            let codes = self.place(gpu, &tensor.name, bytemuck::cast_slice(&codes))?;
-            let side = self.place(gpu, &tensor.name, bytemuck::cast_slice(&side))?;
+            let codes = self.place(gpu, Stream::Codes, &tensor.name, bytemuck::cast_slice(&codes))?;
+            let side = self.place(gpu, Stream::Side, &tensor.name, bytemuck::cast_slice(&side))?;
             pieces.push(Piece { first_row: first_row as u32, num_rows: num_rows as u32, codes, side });
         }
         Ok(Matrix { format, rows: rows as u32, groups: (cols / layout::GROUP) as u32, pieces })
     }
 
-    /// Puts bytes into the arena.
-    fn place(&mut self, gpu: &Gpu, name: &str, bytes: &[u8]) -> Result<Place, DeviceError> {
+    /// Puts bytes behind the last of their stream.
+    fn place(&mut self, gpu: &Gpu, stream: Stream, name: &str, bytes: &[u8]) -> Result<Place, DeviceError> {
         let size = (bytes.len() as u64).next_multiple_of(16);
-        let last = self.buffers.last().map_or(0, |buffer| buffer.size());
-        if self.used + size > last {
-            let grown = (last * 2).clamp(*ARENA_BYTES.start(), *ARENA_BYTES.end());
-            let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST;
-            let what = format!("tensor '{name}'");
-            self.buffers.push(gpu.buffer(&what, size.max(grown), usage)?);
-            self.used = 0;
-        }
-        let place = Place { buffer: self.buffers.len() - 1, offset: self.used, size };
-        gpu.queue.write_buffer(&self.buffers[place.buffer], place.offset, bytes);
-        self.used = (self.used + size).next_multiple_of(ALIGN_BYTES);
+        let current = self.streams[stream as usize];
+        let last = current.map_or(0, |(buffer, _)| self.buffers[buffer].size());
+        let (buffer, offset) = match current {
+            Some((buffer, used)) if used + size <= last => (buffer, used),
+            _ => {
+                let grown = (last * 2).clamp(*ARENA_BYTES.start(), *ARENA_BYTES.end());
+                let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST;
+                self.buffers.push(gpu.buffer(&format!("tensor '{name}'"), size.max(grown), usage)?);
+                (self.buffers.len() - 1, 0)
+            }
+        };
+        gpu.queue.write_buffer(&self.buffers[buffer], offset, bytes);
+        self.streams[stream as usize] = Some((buffer, (offset + size).next_multiple_of(ALIGN_BYTES)));
         self.bytes += size;
-        Ok(place)
+        Ok(Place { buffer, offset, size })
     }
 
     pub(crate) fn range(&self, place: Place) -> Range<'_> {

@@ -101,7 +101,7 @@ fn num_values(arg: &Arg, argument: &str) -> usize {
     arg.get_num_args().map_or(1, |range| range.max_values())
 }
 
-/// Where the subcommand stands, behind the global flags.
+/// Where the subcommand stands, behind the global flags; of nested ones the innermost.
 fn find_subcommand<'a>(command: &'a Command, arguments: &[OsString]) -> Option<(usize, &'a Command)> {
     let globals: Vec<&Arg> = command.get_arguments().collect();
     let mut at = 1;
@@ -109,9 +109,14 @@ fn find_subcommand<'a>(command: &'a Command, arguments: &[OsString]) -> Option<(
         let argument = arguments.get(at)?.to_str()?;
         match argument.strip_prefix("--") {
             Some(flag) => at += 1 + find(&globals, flag).map_or(0, |arg| num_values(arg, flag)),
-            None => return Some((at, command.find_subcommand(argument)?)),
+            None => break,
         }
     }
+    let mut found = command.find_subcommand(arguments.get(at)?.to_str()?)?;
+    while let Some(inner) = arguments.get(at + 1).and_then(|next| found.find_subcommand(next.to_str()?)) {
+        (at, found) = (at + 1, inner);
+    }
+    Some((at, found))
 }
 
 /// Brings flags into clap's spelling, in place: `--max_model_len` is `--max-model-len`, and `--no-X` is `--X=false`.

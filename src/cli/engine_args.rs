@@ -29,6 +29,11 @@ pub struct EngineArgs {
     /// GPU's fastest kernels; auto is on, since it costs less than a tenth.
     #[arg(long, default_value = "auto")]
     pub batch_invariant: BatchInvariantFlag,
+    /// Run a WGSL file in the place of a built-in kernel of the wgpu device, e.g. attention=FILE.wgsl (`kittiwake kernel`); read
+    /// again when it changes. May be given several times.
+    #[cfg(feature = "wgpu")]
+    #[arg(long, value_name = "NAME=FILE")]
+    pub kernel: Vec<String>,
     /// Tokenizer file or directory, when it is not the model's own.
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
@@ -80,7 +85,7 @@ pub struct EngineArgs {
     /// Type of cached K and V: auto (f16), f16, f32.
     #[arg(long, default_value = "auto")]
     pub kv_cache_dtype: KvCacheDtype,
-    /// Memory for the KV cache: bytes, or with a suffix (512M, 4G) [default: what all sequences need, at most 25 % of free memory].
+    /// Memory for the KV cache: bytes, or with a suffix (512M, 4G) [default: what all sequences need, at most 25 % of free memory, on wgpu 1 GiB].
     #[arg(long, value_name = "BYTES")]
     pub kv_cache_memory_bytes: Option<Bytes>,
     /// Fraction of a GPU's memory to use; the CPU backends take --kv-cache-memory-bytes instead.
@@ -150,6 +155,10 @@ impl EngineArgs {
         #[cfg(feature = "wgpu")]
         {
             options.device_options.gpu.batch_invariant = self.batch_invariant.into();
+            options.device_options.gpu.kernels = self.kernel_files()?;
+            if !self.kernel.is_empty() && !matches!(options.device, Some(Device::Wgpu(_))) {
+                bail!("--kernel: kernels run on the wgpu device; say --device wgpu");
+            }
         }
         options.tokenizer.clone_from(&self.tokenizer);
         options.chat_template.clone_from(&self.chat_template);
@@ -169,6 +178,22 @@ impl EngineArgs {
         engine.max_logprobs = self.max_logprobs;
         engine.seed = seed;
         Ok(options)
+    }
+
+    /// `--kernel NAME=FILE`, each kernel once.
+    #[cfg(feature = "wgpu")]
+    fn kernel_files(&self) -> anyhow::Result<Vec<shaders::lab::KernelFile>> {
+        let mut files: Vec<shaders::lab::KernelFile> = Vec::new();
+        for text in &self.kernel {
+            let Some((kernel, file)) = text.split_once('=') else {
+                bail!("--kernel {text}: expected NAME=FILE, e.g. attention=mine.wgsl")
+            };
+            if files.iter().any(|known| known.kernel == kernel) {
+                bail!("--kernel {text}: there is a file for '{kernel}' already");
+            }
+            files.push(shaders::lab::KernelFile { kernel: kernel.into(), file: file.into() });
+        }
+        Ok(files)
     }
 }
 

@@ -11,6 +11,8 @@ mod chat;
 mod devices;
 mod engine_args;
 mod generate;
+#[cfg(feature = "wgpu")]
+mod kernel;
 mod model;
 mod sampling_args;
 mod serve;
@@ -57,6 +59,9 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// List the devices that models can run on.
     Devices(devices::DevicesArgs),
+    /// Write, check, measure and translate WGSL kernels.
+    #[cfg(feature = "wgpu")]
+    Kernel(kernel::KernelArgs),
 }
 
 /// Parses the command line and runs the subcommand.
@@ -76,6 +81,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>, environment: args::Environ
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Devices(args) => devices::run(&args),
+        #[cfg(feature = "wgpu")]
+        Command::Kernel(args) => kernel::run(&args),
     }
 }
 

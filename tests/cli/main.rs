@@ -8,6 +8,8 @@ mod chat;
 mod fetch;
 mod flags;
 mod generate;
+#[cfg(feature = "wgpu")]
+mod kernel;
 mod models;
 #[path = "../support/mod.rs"]
 mod support;

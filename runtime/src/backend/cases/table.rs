@@ -134,6 +134,8 @@ fn linear_cases(cases: &mut Vec<Case>) {
         linear(cases, widths(format)[3], 3, &[(64, format, true), (16, format, false), (16, format, true)]);
         linear(cases, widths(format)[0], 1, &[(1, format, true), (2, format, false), (3, format, false)]);
         linear(cases, widths(format)[2], 6, &[(1030, format, false), (515, format, true)]);
+        // Parts without biases that end with whole panels: a backend may compute them as one.
+        linear(cases, widths(format)[1], 2, &[(64, format, false), (128, format, false), (20, format, false)]);
         // More tokens than pass over the weights together.
         linear(cases, widths(format)[0], 150, &[(19, format, true)]);
     }

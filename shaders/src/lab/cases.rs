@@ -1,0 +1,55 @@
+//! Which rows of the op case table meet a kernel, and which of them a user's kernel takes.
+//!
+//! Invariant: a case is left out only where what the kernel fixes rules it out; whether it ran is for `check` to count.
+//! Pure; called by `check`, `reload` and the command line.
+
+use runtime::backend::cases::{Case, CaseOp, all_cases};
+use runtime::program::{KvDtype, RopePairing};
+
+use super::CustomKernel;
+use crate::layout::fragment_of;
+
+/// Cases of a quick look.
+const QUICK: usize = 12;
+
+/// Cases whose output a kernel of the table takes part in.
+pub fn cases_of(kernel: &str) -> Vec<Case> {
+    all_cases().into_iter().filter(|case| meets(kernel, &case.op)).collect()
+}
+
+/// Some of the cases that a user's kernel takes, from the first to the last, for a look in passing.
+pub fn quick_cases_of(kernel: &CustomKernel) -> Vec<Case> {
+    let mut cases = cases_of(kernel.kernel().name);
+    cases.retain(|case| may_take(kernel, &case.op));
+    let step = cases.len().div_ceil(QUICK).max(1);
+    cases.into_iter().step_by(step).collect()
+}
+
+fn meets(kernel: &str, op: &CaseOp) -> bool {
+    match op {
+        CaseOp::Embed { .. } => kernel == "embed",
+        CaseOp::RmsNorm { .. } | CaseOp::AddRmsNorm { .. } => kernel == "rms_norm",
+        CaseOp::NormHeads { .. } => kernel == "norm_heads",
+        CaseOp::Add { .. } => kernel == "add",
+        CaseOp::Linear { .. } => kernel == "linear",
+        CaseOp::Rope { .. } => kernel == "rope",
+        CaseOp::Attention(_) => ["store_kv", "attention", "attention_combine"].contains(&kernel),
+        CaseOp::GatedActivation { .. } => kernel == "gated_activation",
+        CaseOp::CheckFinite { .. } => kernel == "check_finite",
+        CaseOp::SelectRows { .. } => kernel == "select_rows",
+    }
+}
+
+/// Whether what a kernel fixes can be what a case asks for; only running the case says for sure.
+pub(crate) fn may_take(kernel: &CustomKernel, op: &CaseOp) -> bool {
+    kernel.fixed().iter().all(|&(name, value)| match (name, op) {
+        ("FORMAT", CaseOp::Embed { format, .. }) => fragment_of(*format) == value,
+        ("FORMAT", CaseOp::Linear { parts, .. }) => parts.iter().any(|part| fragment_of(part.format) == value),
+        ("HEAD_DIM", CaseOp::Attention(case)) => case.head_dim.to_string() == value,
+        ("KV", CaseOp::Attention(case)) => (value == "f16") == (case.dtype == KvDtype::F16),
+        ("ADD", CaseOp::RmsNorm { .. }) => value == "false",
+        ("ADD", CaseOp::AddRmsNorm { .. }) => value == "true",
+        ("INTERLEAVED", CaseOp::Rope { pairing, .. }) => (value == "true") == (*pairing == RopePairing::Interleaved),
+        _ => true,
+    })
+}

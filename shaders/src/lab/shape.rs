@@ -1,0 +1,222 @@
+//! Shapes that `kernel bench` measures: the sizes of an op by name, the case that they make, and the work that it is.
+//!
+//! Invariant: a size that the kernels do not take is an error that names it; no product of sizes overflows. `bytes` counts
+//! what must cross memory once (a row's cached keys and values once for all its heads and tokens), `flops` counts an addition
+//! and a multiplication as two.
+
+use std::collections::BTreeMap;
+
+use runtime::backend::cases::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase, Tolerance};
+use runtime::program::{KvDtype, RopePairing};
+use runtime::weights::WeightFormat;
+
+use crate::layout;
+
+/// Elements of the largest tensor that is measured.
+const MAX_ELEMENTS: u64 = 1 << 27;
+
+/// Weight formats by their fragments' names.
+const FORMATS: [WeightFormat; 11] = [
+    WeightFormat::F32,
+    WeightFormat::F16,
+    WeightFormat::Bf16,
+    WeightFormat::Q8_0,
+    WeightFormat::Q4_0,
+    WeightFormat::Q4_1,
+    WeightFormat::Q5_0,
+    WeightFormat::Q5_1,
+    WeightFormat::Q4K,
+    WeightFormat::Q5K,
+    WeightFormat::Q6K,
+];
+
+/// A case to be timed and the work of its op.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// The case.
+    pub case: Case,
+    /// Every size by name.
+    pub sizes: BTreeMap<&'static str, String>,
+    /// Bytes that cross memory.
+    pub bytes: u64,
+    /// Operations on floats.
+    pub flops: u64,
+}
+
+/// The sizes of a kernel's op and what is measured when nothing is asked for.
+fn defaults(kernel: &str) -> &'static [(&'static str, &'static str)] {
+    match kernel {
+        "linear" => &[("in", "2048"), ("out", "2048"), ("tokens", "1"), ("format", "q4_1")],
+        "embed" => &[("width", "2048"), ("tokens", "64"), ("format", "q4_1")],
+        "rms_norm" => &[("width", "2048"), ("tokens", "64"), ("add", "true")],
+        "norm_heads" | "rope" => &[("heads", "32"), ("head_dim", "64"), ("tokens", "64")],
+        "attention" | "attention_combine" | "store_kv" => &[
+            ("heads", "32"),
+            ("kv_heads", "8"),
+            ("head_dim", "64"),
+            ("context", "1024"),
+            ("tokens", "1"),
+            ("rows", "1"),
+            ("cache", "f16"),
+            ("block_size", "16"),
+        ],
+        _ => &[("width", "2048"), ("tokens", "64")],
+    }
+}
+
+/// The shape of a kernel's op, from the defaults and `NAME=VALUE` pairs.
+///
+/// # Errors
+/// A size that the op does not have, or a value that the kernels do not take.
+pub fn shape(kernel: &str, asked: &[(String, String)]) -> Result<Shape, String> {
+    let mut sizes: BTreeMap<&'static str, String> =
+        defaults(kernel).iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+    for (name, value) in asked {
+        let known: Vec<&str> = sizes.keys().copied().collect();
+        match sizes.get_mut(name.as_str()) {
+            Some(size) => size.clone_from(value),
+            None => return Err(format!("'{kernel}' has no size '{name}' (there are: {})", known.join(", "))),
+        }
+    }
+    let (op, bytes, flops) = Sizes(&sizes).op(kernel)?;
+    // Nothing is compared: speed has its tests in `check`.
+    let tolerance = Tolerance { relative_rms: 0.0, relative_max: 0.0, reason: "not compared" };
+    Ok(Shape { case: Case { op, tolerance, seed: 1 }, sizes, bytes, flops })
+}
+
+struct Sizes<'a>(&'a BTreeMap<&'static str, String>);
+
+impl Sizes<'_> {
+    fn number(&self, name: &str) -> Result<u32, String> {
+        let text = &self.0[name];
+        let number = text.parse().ok().filter(|number| (1..=1 << 20).contains(number));
+        number.ok_or_else(|| format!("{name}={text}: expected a number from 1 to {}", 1 << 20))
+    }
+
+    fn quads(&self, name: &str) -> Result<u32, String> {
+        let number = self.number(name)?;
+        if number.is_multiple_of(4) { Ok(number) } else { Err(format!("{name}={number}: expected a multiple of 4")) }
+    }
+
+    fn format(&self) -> Result<WeightFormat, String> {
+        let text = &self.0["format"];
+        let found = FORMATS.into_iter().find(|format| layout::fragment_of(*format) == text);
+        let known: Vec<&str> = FORMATS.iter().map(|format| layout::fragment_of(*format)).collect();
+        found.ok_or_else(|| format!("format={text}: expected one of {}", known.join(", ")))
+    }
+
+    /// The op, its bytes and its operations.
+    fn op(&self, kernel: &str) -> Result<(CaseOp, u64, u64), String> {
+        match kernel {
+            "linear" => self.linear(),
+            "embed" => self.embed(),
+            "attention" | "attention_combine" | "store_kv" => self.attention(kernel),
+            "norm_heads" | "rope" => {
+                let (heads, head_dim, tokens) =
+                    (self.number("heads")?, self.quads("head_dim")?, self.number("tokens")?);
+                let n = bounded(&[heads, head_dim, tokens])?;
+                if kernel == "rope" {
+                    let pairing = RopePairing::Half;
+                    return Ok((CaseOp::Rope { heads, head_dim, offset: 0, pairing, start: 0, tokens }, 8 * n, 3 * n));
+                }
+                Ok((CaseOp::NormHeads { heads, head_dim, offset: 0, tokens }, 8 * n, 4 * n))
+            }
+            _ => self.elementwise(kernel),
+        }
+    }
+
+    fn elementwise(&self, kernel: &str) -> Result<(CaseOp, u64, u64), String> {
+        let (width, tokens) = (self.quads("width")?, self.number("tokens")?);
+        let n = bounded(&[2, width, tokens])? / 2;
+        Ok(match kernel {
+            "add" => (CaseOp::Add { width, tokens }, 12 * n, n),
+            "gated_activation" => (CaseOp::GatedActivation { width, tokens }, 12 * n, 20 * n),
+            "check_finite" => (CaseOp::CheckFinite { width, tokens }, 4 * n, 0),
+            "select_rows" => (CaseOp::SelectRows { width, tokens, logit_rows: tokens }, 8 * n, 0),
+            _ => match self.0["add"].as_str() {
+                "true" => (CaseOp::AddRmsNorm { width, tokens, output: FusedOutput::Normed }, 16 * n, 5 * n),
+                "false" => (CaseOp::RmsNorm { width, tokens }, 8 * n, 4 * n),
+                other => return Err(format!("add={other}: expected true or false")),
+            },
+        })
+    }
+
+    fn embed(&self) -> Result<(CaseOp, u64, u64), String> {
+        let (format, width, tokens) = (self.format()?, self.quads("width")?, self.number("tokens")?);
+        whole_blocks("width", width, format)?;
+        let n = bounded(&[width, tokens])?;
+        Ok((CaseOp::Embed { format, width, tokens }, matrix_bytes(format, tokens, width) + 4 * n, 2 * n))
+    }
+
+    fn linear(&self) -> Result<(CaseOp, u64, u64), String> {
+        let (format, tokens) = (self.format()?, self.number("tokens")?);
+        let (in_features, out_features) = (self.number("in")?, self.number("out")?);
+        whole_blocks("in", in_features, format)?;
+        let weights = bounded(&[in_features, out_features])?;
+        let activations = bounded(&[in_features, tokens])? + bounded(&[out_features, tokens])?;
+        let parts = vec![PartCase { out_features, format, bias: false }];
+        let bytes = matrix_bytes(format, out_features, in_features) + 4 * activations;
+        Ok((CaseOp::Linear { in_features, parts, tokens }, bytes, 2 * weights * u64::from(tokens)))
+    }
+
+    fn attention(&self, kernel: &str) -> Result<(CaseOp, u64, u64), String> {
+        let (heads, kv_heads, head_dim) = (self.number("heads")?, self.number("kv_heads")?, self.quads("head_dim")?);
+        let (context, tokens, rows) = (self.number("context")?, self.number("tokens")?, self.number("rows")?);
+        let block_size = self.number("block_size")?;
+        let (dtype, element_bytes) = match self.0["cache"].as_str() {
+            "f16" => (KvDtype::F16, 2),
+            "f32" => (KvDtype::F32, 4),
+            other => return Err(format!("cache={other}: expected f16 or f32")),
+        };
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(format!("heads={heads}: expected a multiple of kv_heads={kv_heads}"));
+        }
+        if tokens > context {
+            return Err(format!("tokens={tokens}: expected at most context={context}"));
+        }
+        let width = bounded(&[heads, 3, head_dim])? as u32;
+        bounded(&[width, context, rows])?;
+        let case = AttentionCase {
+            heads,
+            kv_heads,
+            head_dim,
+            dtype,
+            block_size,
+            rows: vec![(context - tokens, tokens); rows as usize],
+            moves: BlockMoves::None,
+        };
+        let (heads, kv_heads, dim) = (u64::from(heads), u64::from(kv_heads), u64::from(head_dim));
+        let (context, all_tokens) = (u64::from(context), u64::from(tokens) * u64::from(rows));
+        let cached = 2 * u64::from(rows) * context * kv_heads * dim * element_bytes;
+        let (bytes, flops) = if kernel == "store_kv" {
+            (2 * all_tokens * kv_heads * dim * (4 + element_bytes), 0)
+        } else {
+            // Token i of a row sees context - tokens + i + 1 positions.
+            let seen = all_tokens * (2 * context - u64::from(tokens) + 1) / 2;
+            (cached + 8 * all_tokens * heads * dim, 4 * heads * dim * seen)
+        };
+        Ok((CaseOp::Attention(case), bytes, flops))
+    }
+}
+
+fn bounded(sizes: &[u32]) -> Result<u64, String> {
+    let product = sizes.iter().try_fold(1u64, |product, &size| product.checked_mul(u64::from(size)));
+    product.filter(|&product| product <= MAX_ELEMENTS).ok_or_else(|| {
+        let sizes: Vec<String> = sizes.iter().map(u32::to_string).collect();
+        format!("{} elements are more than the {MAX_ELEMENTS} that are measured", sizes.join(" * "))
+    })
+}
+
+fn whole_blocks(name: &str, columns: u32, format: WeightFormat) -> Result<(), String> {
+    let block = (format.block_len() as u32).max(32);
+    if columns.is_multiple_of(block) {
+        return Ok(());
+    }
+    Err(format!("{name}={columns}: {} needs a multiple of {block}", layout::fragment_of(format)))
+}
+
+/// Bytes of a matrix as the kernels read it.
+fn matrix_bytes(format: WeightFormat, rows: u32, columns: u32) -> u64 {
+    let (rows, columns) = (rows as usize, columns as usize);
+    4 * (layout::codes_words(format, rows, columns) + layout::side_words(format, rows, columns)) as u64
+}

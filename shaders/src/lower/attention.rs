@@ -1,0 +1,137 @@
+//! StoreKv and Attention: what meets the paged cache.
+//!
+//! Invariant: positions are cut into splits of a length that is fixed for the engine's life; whether one lane walks them or
+//! each has a lane of its own changes no bit. Called by `Lowering::op`.
+
+use runtime::error::DeviceError;
+use runtime::ids::{Layer, Slot};
+use runtime::program::{KvDtype, RowDim, View};
+
+use super::Lowering;
+use super::memory::{split_len, whole};
+use crate::compose::Settings;
+use crate::replay::{Grid, When};
+use crate::state::PlaneState;
+use crate::table;
+use crate::tuning::AttentionTile;
+
+/// What `Op::Attention` holds.
+pub(super) struct AttentionOp {
+    pub(super) q: View,
+    pub(super) layer: Layer,
+    pub(super) heads: u32,
+    pub(super) head_dim: u32,
+    pub(super) scale: f32,
+    pub(super) out: Slot,
+}
+
+impl<'a> Lowering<'a, '_> {
+    pub(super) fn store_kv(&mut self, k: View, v: View, layer: Layer) -> Result<(), DeviceError> {
+        let (memory, state) = (self.target.memory, self.target.state);
+        let (keys, values) = self.planes(layer)?;
+        let plane = keys.spec;
+        let params = table::store_kv::Params {
+            k_stride_quads: self.quads("width", self.width(k.slot))?,
+            k_offset_quads: self.quads("column", k.offset)?,
+            v_stride_quads: self.quads("width", self.width(v.slot))?,
+            v_offset_quads: self.quads("column", v.offset)?,
+            heads: plane.heads,
+            head_quads: self.quads("head_dim", plane.dim)?,
+            block_size: state.block_size,
+        };
+        let bindings = table::store_kv::Bindings {
+            k: memory.slot(k.slot),
+            v: memory.slot(v.slot),
+            slots: memory.input(self.target.layout.slot_map()),
+            keys: keys.range(),
+            values: values.range(),
+        };
+        let (settings, grid) = self.flat("store_kv", plane.heads * params.head_quads);
+        let settings = settings.with("KV", kv_fragment(plane.dtype));
+        self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
+        Ok(())
+    }
+
+    /// The K and V planes of a layer.
+    fn planes(&self, layer: Layer) -> Result<(&'a PlaneState, &'a PlaneState), DeviceError> {
+        match self.target.state.layers.get(layer.index()).map(Vec::as_slice) {
+            Some([keys, values]) if keys.spec == values.spec => Ok((keys, values)),
+            _ => Err(DeviceError::Failed(format!("{}: layer {layer} has no pair of equal planes", self.what))),
+        }
+    }
+
+    pub(super) fn attention(&mut self, op: &AttentionOp) -> Result<(), DeviceError> {
+        let (memory, layout, tuning) = (self.target.memory, self.target.layout, self.tuning("attention"));
+        let tile = tuning.attention;
+        let (keys, values) = self.planes(op.layer)?;
+        let plane = keys.spec;
+        let split = split_len(tuning, self.target.context);
+        let head_quads = self.quads("head_dim", op.head_dim)?;
+        let group = op.heads / plane.heads;
+        let most = (tile.max_values / op.head_dim).max(1);
+        let fits = |heads: &u32| *heads > 0 && group.is_multiple_of(*heads);
+        let tuned_heads = (1..=group.min(most)).rev().find(fits).unwrap_or(1);
+        let lane_heads =
+            Some(self.pipelines.shape("attention", "HEADS", tuned_heads)).filter(fits).unwrap_or(tuned_heads);
+        let items = self.pipelines.shape("attention", "ITEMS", tile.items).max(1);
+        let parts = self.attention_parts(tile, items * lane_heads, op.head_dim);
+        let params = table::attention::Params {
+            q_stride_quads: self.quads("width", self.width(op.q.slot))?,
+            q_offset_quads: self.quads("column", op.q.offset)?,
+            heads: op.heads,
+            kv_heads: plane.heads,
+            scale: op.scale,
+            block_size: self.target.state.block_size,
+            max_blocks: layout.max_blocks_per_row,
+            positions: layout.positions().start as u32,
+            token_rows: layout.token_rows().start as u32,
+            block_tables: layout.block_tables() as u32,
+        };
+        let bindings = |out| table::attention::Bindings {
+            q: memory.slot(op.q.slot),
+            keys: keys.range(),
+            values: values.range(),
+            step: whole(&memory.inputs),
+            out,
+        };
+        let settings = Settings::new()
+            .with("KV", kv_fragment(plane.dtype))
+            .with("HEAD_DIM", op.head_dim)
+            .with("HEADS", lane_heads)
+            .with("SPLIT", split)
+            .with("ITEMS", items)
+            .with("PARTS", parts);
+        let per_token = op.heads / lane_heads;
+        let whole_when = When::Whole { len: split, max_tokens: tile.max_split_tokens };
+        let split_when = When::Split { len: split, max_tokens: tile.max_split_tokens };
+        let out = memory.slot(op.out);
+        self.dispatch(bindings(out), params, settings.clone(), whole_when, Grid::Items { per_token, items });
+        let partials = whole(&memory.partials);
+        let grid = Grid::SplitItems { per_token, items, len: split };
+        self.dispatch(bindings(partials), params, settings.with("PARTIAL", true), split_when, grid);
+        let combine = table::attention_combine::Bindings { partials, step: whole(&memory.inputs), out };
+        let combine_params =
+            table::attention_combine::Params { heads: op.heads, head_quads, positions: params.positions };
+        let (settings, grid) = self.flat("attention_combine", op.heads * head_quads);
+        self.dispatch(combine, combine_params, settings.with("SPLIT", split), split_when, grid);
+        Ok(())
+    }
+
+    /// Lanes per item: the table's, or fewer where `sums` for each of them do not fit workgroup memory.
+    fn attention_parts(&self, tile: AttentionTile, sums: u32, head_dim: u32) -> u32 {
+        let bytes = |parts: u32| sums * parts * (4 * head_dim + 8);
+        let limit = self.target.gpu.limits.max_compute_workgroup_storage_size;
+        let mut parts = tile.parts;
+        while parts > 1 && bytes(parts) > limit {
+            parts /= 2;
+        }
+        parts
+    }
+}
+
+fn kv_fragment(dtype: KvDtype) -> &'static str {
+    match dtype {
+        KvDtype::F32 => "f32",
+        KvDtype::F16 => "f16",
+    }
+}

@@ -1,0 +1,92 @@
+//! The buffers of activations, inputs and partial sums, sized once for the largest step.
+//!
+//! Invariant: rows are padded to whole tiles, and every range starts at a multiple of 256 bytes.
+
+use runtime::backend::{Bucket, InputLayout};
+use runtime::error::DeviceError;
+use runtime::ids::Slot;
+use runtime::program::memory::{self, MemoryPlan};
+use runtime::program::{Op, Program};
+
+use crate::device::{Buffer, Gpu, Range};
+use crate::tuning::{DeviceClass, Tuning};
+
+/// Rows of a slot are padded to a multiple of this: no tile covers more tokens.
+pub(super) const PAD_ROWS: u32 = 64;
+/// Elements: ranges of slots start at multiples of 256 bytes.
+const ALIGN_ELEMENTS: usize = 64;
+/// At most this many splits, so that partial sums of long contexts stay small.
+const MAX_SPLITS: u32 = 64;
+
+/// The buffers of activations and inputs, shared by all plans.
+pub(crate) struct Memory {
+    plan: MemoryPlan,
+    lanes: Vec<Buffer>,
+    pub(crate) inputs: Buffer,
+    /// `[tokens]`: see `CheckFinite`.
+    pub(crate) flags: Buffer,
+    /// Partial sums of attention.
+    pub(super) partials: Buffer,
+    /// Bound where a kernel's variant does not touch a binding.
+    pub(super) unused: [Buffer; 2],
+    /// Bytes of all of them.
+    pub(crate) bytes: u64,
+}
+
+impl Memory {
+    /// Sizes everything for `layout.bucket`.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn new(gpu: &Gpu, program: &Program, layout: &InputLayout, context: u32) -> Result<Self, DeviceError> {
+        use wgpu::BufferUsages as Usage;
+        let Bucket { tokens, rows, logit_rows } = layout.bucket;
+        let pad = |rows: u32| rows.next_multiple_of(PAD_ROWS);
+        let padded = Bucket { tokens: pad(tokens), rows, logit_rows: pad(logit_rows) };
+        let plan = memory::plan(program, padded, ALIGN_ELEMENTS);
+        let usage = Usage::STORAGE | Usage::COPY_SRC;
+        let lanes = plan.lanes.iter().map(|&len| gpu.buffer("activations", 4 * len as u64, usage));
+        let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
+        let inputs = gpu.buffer("step inputs", 4 * layout.num_words() as u64, Usage::STORAGE | Usage::COPY_DST)?;
+        let flags = gpu.buffer("flags", 4 * u64::from(tokens), usage | Usage::COPY_DST)?;
+        // The plain variant may take over later: room for either.
+        let tunings = [gpu.class().tuning(), DeviceClass::Unknown.tuning()];
+        let partial_bytes = tunings.map(|tuning| partial_bytes(tuning, program, layout, context));
+        let partials =
+            gpu.buffer("partial sums of attention", partial_bytes[0].max(partial_bytes[1]), Usage::STORAGE)?;
+        let unused = [gpu.buffer("unused", 256, Usage::STORAGE)?, gpu.buffer("unused", 256, Usage::STORAGE)?];
+        let all = lanes.iter().chain([&inputs, &flags, &partials]);
+        let bytes = all.map(|buffer| buffer.size()).sum();
+        Ok(Self { plan, lanes, inputs, flags, partials, unused, bytes })
+    }
+
+    pub(crate) fn slot(&self, slot: Slot) -> Range<'_> {
+        let place = self.plan.slots[slot.index()];
+        Range { buffer: &self.lanes[place.lane], offset: 4 * place.offset as u64, size: 4 * place.len as u64 }
+    }
+
+    pub(super) fn input(&self, words: std::ops::Range<usize>) -> Range<'_> {
+        Range { buffer: &self.inputs, offset: 4 * words.start as u64, size: 4 * words.len() as u64 }
+    }
+}
+
+pub(super) fn whole(buffer: &wgpu::Buffer) -> Range<'_> {
+    Range { buffer, offset: 0, size: buffer.size() }
+}
+
+/// Positions per split: the table's, or more where the context is long. Fixed for the life of an engine.
+pub(crate) fn split_len(tuning: &Tuning, context: u32) -> u32 {
+    tuning.attention.split.max(context.div_ceil(MAX_SPLITS).next_power_of_two())
+}
+
+fn partial_bytes(tuning: &Tuning, program: &Program, layout: &InputLayout, context: u32) -> u64 {
+    // At most one more than the context has, where a block reaches past it.
+    let positions = layout.max_blocks_per_row.saturating_mul(layout.block_size);
+    let splits = u64::from(positions.div_ceil(split_len(tuning, context)));
+    let tokens = u64::from(layout.bucket.tokens.min(tuning.attention.max_split_tokens));
+    let per_split = program.ops.iter().map(|op| match op {
+        Op::Attention { heads, head_dim, .. } => u64::from(*heads) * u64::from(head_dim + 4) * 4,
+        _ => 0,
+    });
+    tokens * splits * per_split.max().unwrap_or(0)
+}

@@ -1,0 +1,130 @@
+//! Lowers a program: slots become ranges of lane buffers, ops become dispatches of kernels with their settings.
+//!
+//! Invariant: the shape of a kernel is chosen here, in sight, from the tuning table, the op's sizes and the weight's format.
+//! Rows of a slot are padded to whole tiles; what lies past a step's rows is garbage that no row ever reads. The program has
+//! passed `check`; what this backend cannot run (sizes that are no multiple of 4 or 32) is an error that names the op.
+
+mod attention;
+mod linear;
+mod memory;
+mod rows;
+
+use std::collections::BTreeSet;
+
+use runtime::backend::InputLayout;
+use runtime::error::DeviceError;
+use runtime::ids::Slot;
+use runtime::program::{Op, Program, RowDim};
+
+use crate::compose::Settings;
+use crate::device::Gpu;
+use crate::pipelines::Pipelines;
+use crate::replay::{Grid, Planned, When};
+use crate::state::State;
+use crate::table::Bind;
+use crate::tuning::{DeviceClass, Tuning};
+use crate::weights::Weights;
+use attention::AttentionOp;
+pub(crate) use memory::{Memory, split_len};
+
+/// What a program is lowered with.
+pub(crate) struct Target<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) weights: &'a Weights,
+    pub(crate) state: &'a State,
+    pub(crate) memory: &'a Memory,
+    pub(crate) layout: &'a InputLayout,
+    /// Longest context in tokens.
+    pub(crate) context: u32,
+    /// Kernels that run their plain variant, because another has failed the self-test.
+    pub(crate) plain: &'a BTreeSet<&'static str>,
+}
+
+/// Plans every dispatch of a program.
+///
+/// # Errors
+/// A size that the kernels do not take, a weight or state that is not there.
+pub(crate) fn lower<'a>(
+    program: &'a Program,
+    target: &Target<'a>,
+    pipelines: &mut Pipelines,
+) -> Result<Vec<Planned<'a>>, DeviceError> {
+    let mut lowering = Lowering { program, target, pipelines, planned: Vec::new(), what: String::new() };
+    for (i, op) in program.ops.iter().enumerate() {
+        lowering.what = format!("op {i} ({})", op.kind());
+        lowering.op(op)?;
+    }
+    Ok(lowering.planned)
+}
+
+struct Lowering<'a, 't> {
+    program: &'a Program,
+    target: &'t Target<'a>,
+    pipelines: &'t mut Pipelines,
+    planned: Vec<Planned<'a>>,
+    /// The op, for errors.
+    what: String,
+}
+
+impl<'a> Lowering<'a, '_> {
+    fn op(&mut self, op: &Op) -> Result<(), DeviceError> {
+        match *op {
+            Op::Embed { table, out } => self.embed(table, out),
+            Op::RmsNorm { x, weight, eps, out } => self.rms_norm(x, None, (weight, eps), out),
+            Op::AddRmsNorm { residual, x, weight, eps, out } => self.rms_norm(x, Some(residual), (weight, eps), out),
+            Op::NormHeads { x, weight, eps } => self.norm_heads(x, weight, eps),
+            Op::Add { residual, x } => self.add(residual, x),
+            Op::Linear { x, ref parts, out } => self.linear(x, parts, out),
+            Op::Rope { x, inv_freq, pairing, head_dim } => self.rope(x, inv_freq, pairing, head_dim),
+            Op::StoreKv { k, v, layer } => self.store_kv(k, v, layer),
+            Op::Attention { q, layer, heads, head_dim, scale, out } => {
+                self.attention(&AttentionOp { q, layer, heads, head_dim, scale, out })
+            }
+            Op::GatedActivation { x, out, .. } => self.gated_activation(x, out),
+            Op::CheckFinite { x } => self.check_finite(x),
+            Op::SelectRows { x, out } => self.select_rows(x, out),
+        }
+    }
+
+    fn dispatch<B: Bind<'a>>(&mut self, bindings: B, params: B::Params, settings: Settings, when: When, grid: Grid) {
+        let pipeline = self.pipelines.ask(self.target.gpu, B::KERNEL, settings);
+        let params = bytemuck::bytes_of(&params).to_vec();
+        self.planned.push(Planned { pipeline, params, ranges: bindings.ranges(), when, grid });
+    }
+
+    /// The row of the tuning table for a kernel.
+    fn tuning(&self, kernel: &str) -> &'static Tuning {
+        match self.target.plain.contains(kernel) {
+            true => DeviceClass::Unknown.tuning(),
+            false => self.target.gpu.class().tuning(),
+        }
+    }
+
+    fn rows(&self, slot: Slot) -> RowDim {
+        self.program.slots[slot.index()].rows
+    }
+
+    fn width(&self, slot: Slot) -> u32 {
+        self.program.slots[slot.index()].width
+    }
+
+    /// A size in units of four elements.
+    ///
+    /// # Errors
+    /// It is no multiple of four.
+    fn quads(&self, what: &str, size: u32) -> Result<u32, DeviceError> {
+        if size.is_multiple_of(4) {
+            return Ok(size / 4);
+        }
+        Err(DeviceError::Failed(format!(
+            "{}: {what} {size} is not a multiple of 4, as the wgpu backend needs",
+            self.what
+        )))
+    }
+
+    /// Lanes of a kernel whose lanes share nothing, and the workgroups that cover `size` of them for each row.
+    fn flat(&self, kernel: &str, size: u32) -> (Settings, Grid) {
+        let lanes = self.pipelines.shape(kernel, "LANES", self.tuning(kernel).flat_lanes).max(1);
+        (Settings::new().with("LANES", lanes), Grid::PerRow { x: size.div_ceil(lanes) })
+    }
+}

@@ -1,0 +1,65 @@
+// out[t, n] = sum over k of x[t, k] * w[n, k] + bias[n], for one matrix, or one piece of its rows.
+// x [tokens, in_features]; codes, side: panels of 64 rows in one of format/; bias [rows]; out [tokens, out_stride] at column
+// out_column. A lane owns one row of the matrix and one token.
+// A group of 32 elements is summed as codes, then scaled: sum += scale * (codes . x) + min * sum(x), in f32, in order.
+// Tolerance 2e-6 rms (order of the sum). in_features is a multiple of 32.
+//
+// Where to go from here: several rows (ROWS) and tokens (TOKENS) per lane, so that a loaded value serves several sums;
+// lanes that share a row's groups, merged through workgroup memory. LANES * ROWS divides 64, TOKEN_LANES * TOKENS too.
+//!use format/q4_1.wgsl as FORMAT
+//!targets spirv msl hlsl glsl
+struct Params {
+    // Groups of 32 in a row.
+    groups: u32,
+    rows: u32,
+    out_stride: u32,
+    out_column: u32,
+    has_bias: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<vec4f>;
+@group(0) @binding(2) var<storage, read> codes: array<vec4u>;
+@group(0) @binding(3) var<storage, read> side: array<u32>;
+@group(0) @binding(4) var<storage, read> bias: array<f32>;
+@group(0) @binding(5) var<storage, read_write> out: array<f32>;
+
+// The grid follows these: fixed here, the tuning table's with `//!set`.
+const ROWS: u32 = 1u;
+const TOKENS: u32 = 1u;
+const TOKEN_LANES: u32 = 1u;
+const LANES: u32 = 64u;
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) lane: u32) {
+    let row = workgroup.x * LANES + lane;
+    let token = workgroup.y;
+    var sum = 0.0;
+    for (var g = 0u; g < params.groups; g++) {
+        let group = load_group(row / 64u, row % 64u, g, params.groups);
+        var products = 0.0;
+        var x_sum = 0.0;
+        for (var i = 0u; i < 8u; i++) {
+            let value = x[(token * params.groups + g) * 8u + i];
+            products += dot(group_values(group, i), value);
+            if HAS_MIN {
+                x_sum += (value.x + value.y) + (value.z + value.w);
+            }
+        }
+        if HAS_SCALE {
+            sum = fma(group_scale(group), products, sum);
+        } else {
+            sum += products;
+        }
+        if HAS_MIN {
+            sum = fma(group_min(group), x_sum, sum);
+        }
+    }
+    // The last panel is padded with rows of zeros, which are nobody's.
+    if row >= params.rows {
+        return;
+    }
+    if params.has_bias != 0u {
+        sum += bias[row];
+    }
+    out[token * params.out_stride + params.out_column + row] = sum;
+}

@@ -17,7 +17,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 pub use device::{Device, DeviceOptions};
-use runtime::backend::MemoryReport;
+use runtime::backend::{Caps, MemoryReport};
 use runtime::engine::{Engine, EngineConfig};
 use runtime::error::{DeviceError, LoadError};
 use runtime::model::{self, Model, ModelInfo};
@@ -98,6 +98,8 @@ pub struct Loaded {
     pub info: ModelInfo,
     /// The device in words.
     pub device: String,
+    /// Kernels that the start-up self-test has replaced by slower ones, and why.
+    pub replaced_kernels: Vec<String>,
     /// Device memory after loading.
     pub memory: MemoryReport,
     /// From opening the file to the engine being ready.
@@ -116,7 +118,7 @@ pub struct Progress {
 /// What the engine thread tells this one while it loads.
 enum Message {
     Progress(Progress),
-    Ready { device: String, memory: MemoryReport },
+    Ready { caps: Box<Caps>, memory: MemoryReport },
 }
 
 /// Loads a model and starts its engine. `progress` is called on this thread.
@@ -144,12 +146,13 @@ pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loa
     for message in messages {
         match message {
             Message::Progress(p) => progress(p),
-            Message::Ready { device, memory } => ready = Some((device, memory)),
+            Message::Ready { caps, memory } => ready = Some((*caps, memory)),
         }
     }
     let engine = starting.join().map_err(|_| DeviceError::Failed("loading panicked".into()))??;
-    let (device, memory) = ready.expect("a runner that started has reported");
-    Ok(Loaded { engine, text, info, device, memory, load_time: start.elapsed() })
+    let (caps, memory) = ready.expect("a runner that started has reported");
+    let Caps { device, replaced_kernels, .. } = caps;
+    Ok(Loaded { engine, text, info, device, replaced_kernels, memory, load_time: start.elapsed() })
 }
 
 /// Runs on the engine thread: the backend is made where it will be used.
@@ -169,13 +172,13 @@ fn start_runner(
         num_blocks: config.num_blocks,
         max_logit_rows: config.max_logit_rows(),
     };
-    let device = backend.caps().device.clone();
     let mut report = |done_bytes, total_bytes| {
         // The receiver lives until this thread's sender is dropped; losing a progress report would be harmless.
         let _ = messages.send(Message::Progress(Progress { done_bytes, total_bytes }));
     };
     let runner = ModelRunner::new(backend, model, sizes, &mut report)?;
-    let _ = messages.send(Message::Ready { device, memory: runner.memory() });
+    let caps = Box::new(runner.caps().clone());
+    let _ = messages.send(Message::Ready { caps, memory: runner.memory() });
     Ok((Box::new(runner), config))
 }
 

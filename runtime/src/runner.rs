@@ -9,7 +9,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use crate::backend::{Backend, Bucket, Buckets, InputLayout, MemoryReport, StepInputs, Ticket};
+use crate::backend::{Backend, Bucket, Buckets, Caps, InputLayout, MemoryReport, StepInputs, Ticket};
 use crate::error::{DeviceError, LoadError};
 use crate::ids::{PlanId, Row, TokenId, WeightId};
 use crate::model::Model;
@@ -134,6 +134,11 @@ impl ModelRunner {
             in_flight: InFlight::Nothing,
             sampler: Sampler::new(vocab_size),
         })
+    }
+
+    /// What the backend can do.
+    pub fn caps(&self) -> &Caps {
+        self.backend.caps()
     }
 
     /// What the backend holds and what is left.

@@ -109,4 +109,6 @@ pub struct ServedModel {
     pub root: String,
     /// More labels of `cache_config_info` (`cache_dtype`, …); the engine's own are added to them.
     pub cache_labels: Vec<(String, String)>,
+    /// Kernels that run slower than they should, because another was wrong on this device, and why: `/health` and a gauge.
+    pub replaced_kernels: Vec<String>,
 }

@@ -17,6 +17,8 @@ use prometheus_client::registry::Registry;
 use runtime::engine::Engine;
 use runtime::request::{FinishReason, Times};
 
+use crate::config::ServedModel;
+
 /// Time to first token, seconds.
 const FIRST_TOKEN_BUCKETS: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -103,14 +105,14 @@ fn one_two_five(max: u32) -> Vec<f64> {
 }
 
 impl Metrics {
-    /// A registry for `engine`, whose series carry `model_name` and `engine="0"`; `cache_labels` are more labels of
-    /// `cache_config_info`.
-    pub fn new(prefix: &str, model_name: &str, engine: Engine, cache_labels: &[(String, String)]) -> Self {
+    /// A registry for `engine`, whose series carry `model_name` and `engine="0"`; the model's `cache_labels` are more labels
+    /// of `cache_config_info`.
+    pub fn new(prefix: &str, model_name: &str, engine: Engine, model: &ServedModel) -> Self {
         let labels =
             [("model_name", model_name), ("engine", "0")].map(|(name, value)| (name.into(), value.to_owned().into()));
         let mut registry = Registry::with_labels(labels.into_iter());
         let tokens = one_two_five(engine.config().max_model_len);
-        registry.register_collector(Box::new(collect::EngineCollector::new(prefix, engine, cache_labels)));
+        registry.register_collector(Box::new(collect::EngineCollector::new(prefix, engine, model)));
         let finished = Family::default();
         for reason in [FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error] {
             let _zero = finished.get_or_create(&FinishLabels { finished_reason: reason.as_str() });

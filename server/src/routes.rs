@@ -102,9 +102,10 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     Some(CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]).allow_headers(AnyHeader))
 }
 
-/// 200 with an empty body while requests are taken, 503 while draining and after a failure.
-async fn health(State(state): State<Arc<AppState>>) -> Result<(), ApiError> {
-    state.ready()
+/// 200 while requests are taken, 503 while draining and after a failure. The body names kernels that run slower than they
+/// should, one a line; it is empty where all is well.
+async fn health(State(state): State<Arc<AppState>>) -> Result<String, ApiError> {
+    state.ready().map(|()| state.model.replaced_kernels.join("\n"))
 }
 
 async fn metrics(State(state): State<Arc<AppState>>) -> impl IntoResponse {

@@ -42,7 +42,7 @@ impl AppState {
             config.served_model_names.push(model.root.clone());
         }
         let name = &config.served_model_names[0];
-        let metrics = Metrics::new(&config.metrics_prefix, name, engine.clone(), &model.cache_labels);
+        let metrics = Metrics::new(&config.metrics_prefix, name, engine.clone(), &model);
         let bounds = engine.config();
         let max_waiting = bounds.max_num_queued_reqs as usize + bounds.max_num_seqs as usize;
         Arc::new(Self {

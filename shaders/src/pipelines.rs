@@ -22,6 +22,8 @@ pub(crate) struct PipelineId(usize);
 struct Variant {
     kernel: &'static Kernel,
     settings: Settings,
+    /// The built-in kernel, whatever a user has put in its place.
+    built_in: bool,
     pipeline: Option<wgpu::ComputePipeline>,
 }
 
@@ -29,7 +31,7 @@ struct Variant {
 #[derive(Default)]
 pub(crate) struct Pipelines {
     variants: Vec<Variant>,
-    by_key: HashMap<(&'static str, Settings), PipelineId>,
+    by_key: HashMap<(&'static str, Settings, bool), PipelineId>,
     layouts: HashMap<&'static str, wgpu::BindGroupLayout>,
     /// Users' kernels, at most one for each place.
     custom: Vec<CustomKernel>,
@@ -45,14 +47,14 @@ impl Pipelines {
         Self { custom, probe, ..Self::default() }
     }
 
-    /// The place of a variant that `compile` will make.
-    pub(crate) fn ask(&mut self, gpu: &Gpu, kernel: &'static str, settings: Settings) -> PipelineId {
-        self.num_custom_asked += u64::from(custom_for(&self.custom, kernel, &settings).is_some());
+    /// The place of a variant that `compile` will make; with `built_in` a user's kernel does not come into question.
+    pub(crate) fn ask(&mut self, gpu: &Gpu, kernel: &'static str, settings: Settings, built_in: bool) -> PipelineId {
+        self.num_custom_asked += u64::from(!built_in && custom_for(&self.custom, kernel, &settings).is_some());
         let variants = &mut self.variants;
-        *self.by_key.entry((kernel, settings.clone())).or_insert_with(|| {
+        *self.by_key.entry((kernel, settings.clone(), built_in)).or_insert_with(|| {
             let kernel = Kernel::named(kernel).expect("the table names its kernels");
             self.layouts.entry(kernel.name).or_insert_with(|| gpu.layout(kernel));
-            variants.push(Variant { kernel, settings, pipeline: None });
+            variants.push(Variant { kernel, settings, built_in, pipeline: None });
             PipelineId(variants.len() - 1)
         })
     }
@@ -112,7 +114,8 @@ impl Pipelines {
         custom: &[CustomKernel],
         variant: &Variant,
     ) -> Result<wgpu::ComputePipeline, DeviceError> {
-        let Variant { kernel, settings, .. } = variant;
+        let Variant { kernel, settings, built_in, .. } = variant;
+        let custom = if *built_in { &[] } else { custom };
         let layout = &self.layouts[kernel.name];
         let failed = |error: &dyn std::fmt::Display| DeviceError::Failed(error.to_string());
         match (custom_for(custom, kernel.name, settings), &self.probe) {
@@ -156,7 +159,7 @@ impl Pipelines {
     pub(crate) fn replace(&mut self, gpu: &Gpu, newer: CustomKernel) -> Result<(), DeviceError> {
         let name = newer.kernel.name;
         let custom = [newer];
-        let is_its = |variant: &Variant| custom_for(&custom, name, &variant.settings).is_some();
+        let is_its = |variant: &Variant| !variant.built_in && custom_for(&custom, name, &variant.settings).is_some();
         let wanted: Vec<usize> = (0..self.variants.len())
             .filter(|&index| self.variants[index].kernel.name == name && is_its(&self.variants[index]))
             .collect();

@@ -127,7 +127,8 @@ pub(crate) fn run(
         if let Some(second) = problem(plain) {
             return Err(refusal(kernel, case, &second));
         }
-        let note = format!("kernel {kernel} runs its plain variant: the tuned one is wrong on this device ({first})");
+        let note =
+            format!("kernel {kernel} runs its plain variant: another failed the self-test on this device ({first})");
         tracing::warn!("{note}");
         replaced.push(note);
     }
@@ -136,4 +137,52 @@ pub(crate) fn run(
 
 fn refusal(kernel: &str, case: &Case, problem: &str) -> DeviceError {
     DeviceError::Failed(format!("kernel {kernel} is wrong on this device, its plain variant too: {case}: {problem}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use runtime::backend::Backend;
+    use runtime::backend::cases::all_cases;
+
+    use super::*;
+    use crate::backend::WgpuDevice;
+    use crate::compose::Settings;
+    use crate::device::{AdapterChoice, Gpu, GpuOptions};
+    use crate::lab::CustomKernel;
+    use crate::pipelines::Pipelines;
+
+    /// A kernel that is wrong on the device at hand, as a driver would have it: `add` subtracts.
+    fn device_that_subtracts() -> Option<WgpuDevice> {
+        let gpu = match Gpu::open(&AdapterChoice::Best, GpuOptions::default()) {
+            Ok(gpu) => Rc::new(gpu),
+            Err(DeviceError::Absent(_, why)) if std::env::var("KITTIWAKE_REQUIRE_WGPU").is_err() => {
+                eprintln!("SKIPPED: {why}");
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let text = crate::table::source("add.wgsl").expect("it is there").replace("] += x[", "] -= x[");
+        let file = std::env::temp_dir().join(format!("kittiwake-subtract-{}.wgsl", std::process::id()));
+        std::fs::write(&file, text).expect("a temporary file");
+        let kernel = CustomKernel::load("add", &file, &Settings::new()).expect("it keeps the contract");
+        std::fs::remove_file(&file).expect("it was written");
+        Some(WgpuDevice::with_pipelines(gpu, Pipelines::with_custom(vec![kernel], None)))
+    }
+
+    #[test]
+    fn a_wrong_kernel_is_replaced_and_reported() {
+        let Some(device) = device_that_subtracts() else { return };
+        let is_sum = |case: &Case| matches!(case.op, CaseOp::Add { width: 64, .. });
+        let case = all_cases().into_iter().find(is_sum).expect("the table has sums");
+        let expected = run_case(&mut ReferenceBackend::new(1), &case).expect("the oracle runs");
+        let mut untested = WgpuBackend::untested(&device);
+        assert_ne!(run_case(&mut untested, &case).expect("it runs"), expected, "the kernel is wrong");
+        assert!(untested.caps().replaced_kernels.is_empty());
+        let mut backend = WgpuBackend::new(&device);
+        assert_eq!(run_case(&mut backend, &case).expect("it runs"), expected, "the plain variant serves");
+        let [note] = backend.caps().replaced_kernels.as_slice() else { panic!("one kernel was replaced") };
+        assert!(note.starts_with("kernel add runs its plain variant"), "{note}");
+    }
 }

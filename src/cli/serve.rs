@@ -117,6 +117,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let model = ServedModel {
         root: options.model.display().to_string(),
         cache_labels: vec![("cache_dtype".into(), format!("{:?}", options.kv_cache_dtype).to_lowercase())],
+        replaced_kernels: loaded.replaced_kernels,
     };
     server::run(config, loaded.engine, loaded.text, model).context("serving")
 }

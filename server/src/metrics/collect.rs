@@ -12,20 +12,23 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use runtime::engine::{Engine, Stats};
 
+use crate::config::ServedModel;
+
 /// Reads `Engine::stats` at each scrape.
 #[derive(Debug)]
 pub struct EngineCollector {
     prefix: String,
     engine: Engine,
     cache_labels: Vec<(String, String)>,
+    num_replaced_kernels: usize,
     /// The most that was told of the prompt tokens computed. The engine counts hits when a request starts and computed
     /// tokens when they are, so that the difference falls when one ends in between: a counter may not.
     computed_told: AtomicU64,
 }
 
 impl EngineCollector {
-    /// `cache_labels` are put after the engine's own on `cache_config_info`.
-    pub fn new(prefix: &str, engine: Engine, cache_labels: &[(String, String)]) -> Self {
+    /// The model's `cache_labels` are put after the engine's own on `cache_config_info`.
+    pub fn new(prefix: &str, engine: Engine, model: &ServedModel) -> Self {
         let config = engine.config();
         let mut labels = vec![
             ("block_size".to_owned(), config.block_size.to_string()),
@@ -35,8 +38,10 @@ impl EngineCollector {
                 if config.enable_prefix_caching { "True" } else { "False" }.to_owned(),
             ),
         ];
-        labels.extend_from_slice(cache_labels);
-        Self { prefix: prefix.to_owned(), engine, cache_labels: labels, computed_told: AtomicU64::new(0) }
+        labels.extend_from_slice(&model.cache_labels);
+        let num_replaced_kernels = model.replaced_kernels.len();
+        let computed_told = AtomicU64::new(0);
+        Self { prefix: prefix.to_owned(), engine, cache_labels: labels, num_replaced_kernels, computed_told }
     }
 }
 
@@ -120,6 +125,8 @@ impl Collector for EngineCollector {
         )?;
         let usage = f64::from(stats.num_used_blocks) / f64::from(stats.num_total_blocks.max(1));
         w.gauge("kv_cache_usage_perc", "KV blocks in use, 0 to 1", usage)?;
+        let what = "Kernels that the start-up self-test has replaced by their plain variant";
+        w.gauge("num_replaced_kernels", what, self.num_replaced_kernels as f64)?;
         let hits = stats.counters.prefix_cache_hits_tokens;
         w.counter(
             "prefix_cache_queries",

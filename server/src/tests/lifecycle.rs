@@ -133,7 +133,9 @@ async fn values_that_are_not_finite_end_one_request_only() {
     let ((), good) = tokio::join!(bad, good);
     assert_eq!(good["choices"][0]["text"], server.said(200));
     assert_eq!(server.metric("vllm:corrupted_requests_total").await, 2.0);
-    assert_eq!(server.get("/health").await.status.as_u16(), 200);
+    let health = server.get("/health").await;
+    assert_eq!(health.status.as_u16(), 200);
+    assert_eq!(health.body, "kernel rope runs its plain variant", "what serves slower than it should is named");
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,6 +174,7 @@ async fn metrics_count_what_happened_under_vllms_names() {
         ("vllm:num_requests_running", 0.0),
         ("vllm:num_requests_waiting", 0.0),
         ("vllm:kv_cache_usage_perc", 0.0),
+        ("vllm:num_replaced_kernels", 1.0),
         ("vllm:prompt_tokens_total", 2.0 * prompt),
         ("vllm:generation_tokens_total", 18.0),
         ("vllm:request_success_total{finished_reason=\"length\"}", 2.0),

@@ -103,8 +103,11 @@ impl Server {
         change(&mut config, &mut engine_config);
         let (script, controls) = Script::new(text.encode(SCRIPT, false, false));
         let engine = Engine::start(move || Ok((Box::new(script), engine_config))).expect("the engine starts");
-        let model =
-            ServedModel { root: "/models/tiny".into(), cache_labels: vec![("cache_dtype".into(), "f16".into())] };
+        let model = ServedModel {
+            root: "/models/tiny".into(),
+            cache_labels: vec![("cache_dtype".into(), "f16".into())],
+            replaced_kernels: vec!["kernel rope runs its plain variant".into()],
+        };
         Self { state: AppState::new(config, engine, text, model), controls }
     }
 

@@ -71,9 +71,8 @@ impl<'a> Lowering<'a, '_> {
         let most = (tile.max_values / op.head_dim).max(1);
         let fits = |heads: &u32| *heads > 0 && group.is_multiple_of(*heads);
         let tuned_heads = (1..=group.min(most)).rev().find(fits).unwrap_or(1);
-        let lane_heads =
-            Some(self.pipelines.shape("attention", "HEADS", tuned_heads)).filter(fits).unwrap_or(tuned_heads);
-        let items = self.pipelines.shape("attention", "ITEMS", tile.items).max(1);
+        let lane_heads = Some(self.shape("attention", "HEADS", tuned_heads)).filter(fits).unwrap_or(tuned_heads);
+        let items = self.shape("attention", "ITEMS", tile.items).max(1);
         let parts = self.attention_parts(tile, items * lane_heads, op.head_dim);
         let params = table::attention::Params {
             q_stride_quads: self.quads("width", self.width(op.q.slot))?,

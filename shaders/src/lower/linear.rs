@@ -107,7 +107,7 @@ impl<'a> Lowering<'a, '_> {
     /// # Errors
     /// It does not divide a panel, or covers more tokens than slots are padded to.
     fn linear_tile(&self, tile: &LinearTile) -> Result<LinearTile, DeviceError> {
-        let shape = |name: &str, tuned: u32| self.pipelines.shape("linear", name, tuned);
+        let shape = |name: &str, tuned: u32| self.shape("linear", name, tuned);
         let (rows, lanes) = (shape("ROWS", tile.rows), shape("LANES", tile.lanes));
         let (tokens, token_lanes) = (shape("TOKENS", tile.tokens), shape("TOKEN_LANES", tile.token_lanes));
         let divides = |a: u32, b: u32, whole: u32| a.checked_mul(b).is_some_and(|n| n > 0 && whole.is_multiple_of(n));

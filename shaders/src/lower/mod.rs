@@ -87,7 +87,8 @@ impl<'a> Lowering<'a, '_> {
     }
 
     fn dispatch<B: Bind<'a>>(&mut self, bindings: B, params: B::Params, settings: Settings, when: When, grid: Grid) {
-        let pipeline = self.pipelines.ask(self.target.gpu, B::KERNEL, settings);
+        let built_in = self.target.plain.contains(B::KERNEL);
+        let pipeline = self.pipelines.ask(self.target.gpu, B::KERNEL, settings, built_in);
         let params = bytemuck::bytes_of(&params).to_vec();
         self.planned.push(Planned { pipeline, params, ranges: bindings.ranges(), when, grid });
     }
@@ -97,6 +98,14 @@ impl<'a> Lowering<'a, '_> {
         match self.target.plain.contains(kernel) {
             true => DeviceClass::Unknown.tuning(),
             false => self.target.gpu.class().tuning(),
+        }
+    }
+
+    /// What a user's kernel fixes of a shape, else what the table says.
+    fn shape(&self, kernel: &str, setting: &str, tuned: u32) -> u32 {
+        match self.target.plain.contains(kernel) {
+            true => tuned,
+            false => self.pipelines.shape(kernel, setting, tuned),
         }
     }
 
@@ -124,7 +133,7 @@ impl<'a> Lowering<'a, '_> {
 
     /// Lanes of a kernel whose lanes share nothing, and the workgroups that cover `size` of them for each row.
     fn flat(&self, kernel: &str, size: u32) -> (Settings, Grid) {
-        let lanes = self.pipelines.shape(kernel, "LANES", self.tuning(kernel).flat_lanes).max(1);
+        let lanes = self.shape(kernel, "LANES", self.tuning(kernel).flat_lanes).max(1);
         (Settings::new().with("LANES", lanes), Grid::PerRow { x: size.div_ceil(lanes) })
     }
 }

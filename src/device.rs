@@ -1,6 +1,6 @@
 //! Which device runs a model: names, discovery, ranking, construction.
 //!
-//! Invariant: a device that was asked for and is absent is an error, never a silent fallback; `auto` says what it took and why.
+//! Invariant: a device that was asked for and is absent is an error, never a silent fallback; `devices` says what `auto` takes and why.
 
 use std::fmt;
 use std::str::FromStr;
@@ -109,7 +109,7 @@ pub struct DeviceOptions {
     pub gpu: GpuOptions,
 }
 
-/// The device that was asked for, or the best there is, which is logged with its reason.
+/// The device that was asked for, or the best there is.
 ///
 /// # Errors
 /// The CPU backend cannot start.
@@ -118,7 +118,7 @@ pub fn choose(asked: Option<Device>) -> Result<Device, DeviceError> {
         return Ok(device);
     }
     let best = candidates()?.swap_remove(0);
-    tracing::info!(device = %best.device, "--device auto: {} ({})", best.description, best.rank);
+    tracing::debug!(device = %best.device, "--device auto: {} ({})", best.description, best.rank);
     Ok(best.device)
 }
 

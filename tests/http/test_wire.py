@@ -182,6 +182,7 @@ class Metrics(unittest.TestCase):
         "num_requests_waiting": "gauge",
         "num_requests_waiting_by_reason": "gauge",
         "kv_cache_usage_perc": "gauge",
+        "num_replaced_kernels": "gauge",
         "cache_config_info": "gauge",
         "prefix_cache_queries": "counter",
         "prefix_cache_hits": "counter",

@@ -15,21 +15,6 @@ use crate::layout;
 /// Elements of the largest tensor that is measured.
 const MAX_ELEMENTS: u64 = 1 << 27;
 
-/// Weight formats by their fragments' names.
-const FORMATS: [WeightFormat; 11] = [
-    WeightFormat::F32,
-    WeightFormat::F16,
-    WeightFormat::Bf16,
-    WeightFormat::Q8_0,
-    WeightFormat::Q4_0,
-    WeightFormat::Q4_1,
-    WeightFormat::Q5_0,
-    WeightFormat::Q5_1,
-    WeightFormat::Q4K,
-    WeightFormat::Q5K,
-    WeightFormat::Q6K,
-];
-
 /// A case to be timed and the work of its op.
 #[derive(Clone, Debug)]
 pub struct Shape {
@@ -100,8 +85,8 @@ impl Sizes<'_> {
 
     fn format(&self) -> Result<WeightFormat, String> {
         let text = &self.0["format"];
-        let found = FORMATS.into_iter().find(|format| layout::fragment_of(*format) == text);
-        let known: Vec<&str> = FORMATS.iter().map(|format| layout::fragment_of(*format)).collect();
+        let found = WeightFormat::all().find(|format| layout::fragment_of(*format) == text);
+        let known: Vec<&str> = WeightFormat::all().map(layout::fragment_of).collect();
         found.ok_or_else(|| format!("format={text}: expected one of {}", known.join(", ")))
     }
 

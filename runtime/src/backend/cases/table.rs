@@ -36,21 +36,6 @@ const QUANTISED: Tolerance = Tolerance {
              about 0.5 % rms for uniform or normal values; single outputs are within five times that of their scale",
 };
 
-/// Weight formats in table order.
-const FORMATS: [WeightFormat; 11] = [
-    WeightFormat::F32,
-    WeightFormat::F16,
-    WeightFormat::Bf16,
-    WeightFormat::Q8_0,
-    WeightFormat::Q4_0,
-    WeightFormat::Q4_1,
-    WeightFormat::Q5_0,
-    WeightFormat::Q5_1,
-    WeightFormat::Q4K,
-    WeightFormat::Q5K,
-    WeightFormat::Q6K,
-];
-
 /// Every case, in a fixed order.
 pub fn all_cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -67,7 +52,7 @@ fn push(cases: &mut Vec<Case>, tolerance: Tolerance, op: CaseOp) {
 }
 
 fn row_wise_cases(cases: &mut Vec<Case>) {
-    for format in FORMATS {
+    for format in WeightFormat::all() {
         // A block format's minimum may be added by a fused multiply-add.
         let tolerance = if format.block_len() == 1 { EXACT } else { FLOAT };
         for &width in widths(format) {
@@ -122,7 +107,7 @@ fn linear(cases: &mut Vec<Case>, in_features: u32, tokens: u32, parts: &[(u32, W
 }
 
 fn linear_cases(cases: &mut Vec<Case>) {
-    for format in FORMATS {
+    for format in WeightFormat::all() {
         let rows_and_tokens = [(7, 1), (33, 2), (100, 5), (65, 33), (48, 9)];
         for (&in_features, (rows, tokens)) in widths(format).iter().zip(rows_and_tokens) {
             linear(cases, in_features, tokens, &[(rows, format, false)]);

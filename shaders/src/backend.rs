@@ -18,7 +18,7 @@ use crate::device::{AdapterChoice, Buffer, Gpu, GpuOptions, MAX_BINDINGS};
 use crate::lab::Reloader;
 use crate::lower::{Memory, Target, lower, split_len};
 use crate::pipelines::Pipelines;
-use crate::replay::{Counts, Replay};
+use crate::replay::{Counts, MAX_GRID, Replay};
 use crate::selftest;
 use crate::state::State;
 use crate::weights::Weights;
@@ -245,6 +245,11 @@ impl Backend for WgpuBackend {
     fn compile(&mut self, program: &Program, bucket: Bucket, layout: &InputLayout) -> Result<PlanId, DeviceError> {
         use wgpu::BufferUsages as Usage;
         debug_assert_eq!(bucket, layout.bucket, "one plan, the layout's");
+        if bucket.tokens > MAX_GRID {
+            let problem =
+                format!("steps of {} tokens, but a grid of the wgpu backend ends at {MAX_GRID}", bucket.tokens);
+            return Err(DeviceError::Failed(problem));
+        }
         let context = self.context.unwrap_or(layout.max_blocks_per_row.saturating_mul(layout.block_size));
         if self.self_test {
             self.test_kernels(program, context)?;

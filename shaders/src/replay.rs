@@ -12,7 +12,7 @@ use crate::device::{ALIGN_BYTES, Buffer, Gpu, Range};
 use crate::pipelines::{PipelineId, Pipelines};
 
 /// Workgroups along one dimension that every device takes.
-const MAX_GRID: u32 = 65_535;
+pub(crate) const MAX_GRID: u32 = 65_535;
 
 /// A step's counts.
 #[derive(Clone, Copy, Debug)]

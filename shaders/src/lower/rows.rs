@@ -14,6 +14,9 @@ use crate::replay::{Grid, When};
 use crate::table;
 use crate::weights::Piece;
 
+/// What `shared/sin_cos.wgsl` takes.
+const MAX_POSITIONS: u32 = 1 << 18;
+
 impl Lowering<'_, '_> {
     pub(super) fn embed(&mut self, table: WeightId, out: Slot) -> Result<(), DeviceError> {
         let (memory, weights) = (self.target.memory, self.target.weights);
@@ -119,6 +122,12 @@ impl Lowering<'_, '_> {
         pairing: RopePairing,
         head_dim: u32,
     ) -> Result<(), DeviceError> {
+        if self.target.context > MAX_POSITIONS {
+            return Err(DeviceError::Failed(format!(
+                "{}: a context of {} tokens, but the wgpu backend turns positions below {MAX_POSITIONS} only",
+                self.what, self.target.context
+            )));
+        }
         let (stride, pairs) = (self.width(x.slot), head_dim / 2);
         let params = table::rope::Params { stride, offset: x.offset, heads: x.width / head_dim, pairs };
         let bindings = table::rope::Bindings {

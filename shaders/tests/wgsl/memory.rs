@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use runtime::backend::cases::{Case, CaseOp, PartCase, Tolerance, run_case};
+use runtime::backend::cases::{Case, CaseOp, EXACT, PartCase, Tolerance, run_case};
 use runtime::error::{DeviceError, LoadError};
 use runtime::ids::{BlockId, Row, SeqId, TokenId};
 use runtime::model::Model;
-use runtime::program::KvDtype;
+use runtime::program::{KvDtype, RopePairing};
 use runtime::request::SamplingParams;
 use runtime::runner::{ModelRunner, RunnerConfig};
 use runtime::step::{LogitRows, NewRow, RowWork, StepOutput, StepPlan, StepRunner};
@@ -137,5 +137,23 @@ fn weights_larger_than_a_binding_give_the_same_bits() {
     match run_case(&mut WgpuBackend::new(&too_small.expect("as before")), &case) {
         Err(DeviceError::OutOfMemory { what, .. }) => assert_eq!(what, "64 rows of tensor 'table'"),
         other => panic!("{other:?}"),
+    }
+}
+
+/// Sizes that the kernels do not take are refused by name before anything runs.
+#[test]
+fn what_the_kernels_do_not_take_is_refused() {
+    let Some(device) = gpu::device(GpuOptions::default()) else { return };
+    let part = PartCase { out_features: 4, format: WeightFormat::F32, bias: false };
+    let (heads, head_dim, pairing) = (1, 8, RopePairing::Half);
+    for (op, named) in [
+        (CaseOp::Linear { in_features: 36, parts: vec![part], tokens: 1 }, "in_features 36 is not a multiple of 32"),
+        (CaseOp::RmsNorm { width: 18, tokens: 1 }, "width 18 is not a multiple of 4"),
+        (CaseOp::Add { width: 4, tokens: 65_536 }, "steps of 65536 tokens"),
+        (CaseOp::Rope { heads, head_dim, offset: 0, pairing, start: 1 << 18, tokens: 1 }, "positions below 262144"),
+    ] {
+        let case = Case { op, tolerance: EXACT, seed: 1 };
+        let said = run_case(&mut WgpuBackend::new(&device), &case).expect_err("refused").to_string();
+        assert!(said.contains(named), "{said}");
     }
 }

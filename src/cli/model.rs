@@ -2,6 +2,7 @@
 //!
 //! Invariant: only local files are opened; `demo` names the model that `examples/quickstart.sh` fetches.
 
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail};
@@ -44,11 +45,29 @@ pub fn default_name(model: &str) -> String {
     model.trim_end_matches('/').to_owned()
 }
 
+/// A loaded model, whose engine is shut down when its user is done, whatever way that is: a process that ends while a
+/// device's driver is at work may crash.
+pub struct Running(Loaded);
+
+impl Deref for Running {
+    type Target = Loaded;
+
+    fn deref(&self) -> &Loaded {
+        &self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.engine.shutdown();
+    }
+}
+
 /// Loads a model, with a progress bar on a terminal when it takes long.
 ///
 /// # Errors
 /// What `kittiwake::load` says, with the model's path.
-pub fn load(options: &Options) -> anyhow::Result<Loaded> {
+pub fn load(options: &Options) -> anyhow::Result<Running> {
     let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {eta}").expect("a valid template");
     let bar = ProgressBar::new(0).with_style(style); // draws on a terminal only
     let loaded = kittiwake::load(options, &mut |progress| {
@@ -57,7 +76,7 @@ pub fn load(options: &Options) -> anyhow::Result<Loaded> {
     });
     bar.finish_and_clear();
     // Only the error's own text: it names file and cause, and its chain would say the cause again.
-    loaded.map_err(|error| {
+    loaded.map(Running).map_err(|error| {
         let (path, problem) = (options.model.display().to_string(), error.to_string());
         match problem.contains(&path) {
             true => anyhow!("cannot load {problem}"),

@@ -117,9 +117,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let model = ServedModel {
         root: options.model.display().to_string(),
         cache_labels: vec![("cache_dtype".into(), format!("{:?}", options.kv_cache_dtype).to_lowercase())],
-        replaced_kernels: loaded.replaced_kernels,
+        replaced_kernels: loaded.replaced_kernels.clone(),
     };
-    server::run(config, loaded.engine, loaded.text, model).context("serving")
+    server::run(config, loaded.engine.clone(), loaded.text.clone(), model).context("serving")
 }
 
 fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {

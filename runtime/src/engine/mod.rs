@@ -160,7 +160,7 @@ impl Shared {
 }
 
 /// The handle: cheap to clone, safe to use from any thread. The engine thread ends when `shutdown` is called or the last
-/// handle is dropped; both wait for it.
+/// handle is dropped. A process calls `shutdown` before it ends: the driver of a device that is still at work then may crash.
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -173,28 +173,6 @@ struct Inner {
     commands: Sender<Command>,
     next_id: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl Inner {
-    /// Ends the engine thread and waits for it.
-    fn stop(&self) {
-        // An engine that has stopped takes no command: no loss.
-        drop(self.commands.send(Command::Shutdown));
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-        {
-            // A panic of the thread has been told to every request; there is nobody left to hear it here.
-            drop(thread.join());
-        }
-    }
-}
-
-impl Drop for Inner {
-    /// The thread owns the device, and a driver that is still at work when the process ends may crash it.
-    fn drop(&mut self) {
-        self.stop();
-    }
 }
 
 impl Engine {
@@ -336,7 +314,14 @@ impl Engine {
     /// Aborts what is left and joins the engine thread.
     pub fn shutdown(&self) {
         self.drain();
-        self.inner.stop();
+        self.tell(Command::Shutdown);
+        let thread = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A panic of the thread has been told to every request; there is nobody left to hear it here.
+            drop(thread.join());
+        }
     }
 
     /// A stopped engine has no requests to end, so that a command which nobody takes is no loss.

@@ -2,7 +2,9 @@
 //!
 //! Invariant: a backend is one line of `backends` here; nothing about a case is known outside `runtime::backend::cases`.
 
-use runtime::backend::cases::{AttentionCase, Case, CaseOp, Tolerance, all_cases, build_case, run_built, run_case};
+use runtime::backend::cases::{
+    AttentionCase, CODES, Case, CaseOp, FLOAT, Tolerance, all_cases, build_case, run_built, run_case,
+};
 use runtime::backend::cpu::{CpuBackend, CpuOptions};
 use runtime::backend::reference::ReferenceBackend;
 use runtime::backend::{Backend, StepInputs};
@@ -35,8 +37,7 @@ fn on(device: WgpuDevice) -> MakeBackend {
 
 /// How far a backend may be from the reference: the table's, but what rounds no activations is held to f32's tolerance.
 fn tolerance(name: &str, case: &Case) -> Tolerance {
-    let float = Tolerance { relative_rms: 2e-6, relative_max: 1e-5, reason: "f32 with another order of summation" };
-    if name == "wgpu" && case.tolerance.relative_rms > float.relative_rms { float } else { case.tolerance }
+    if name == "wgpu" && case.tolerance.relative_rms > FLOAT.relative_rms { FLOAT } else { case.tolerance }
 }
 
 fn reference() -> ReferenceBackend {
@@ -195,11 +196,6 @@ fn attention_f64(case: &AttentionCase, qkv: &[f32]) -> Vec<f64> {
 #[test]
 fn a_linear_is_exact_where_eight_bits_hold_the_activations() {
     let cases: Vec<Case> = all_cases().into_iter().filter(|c| matches!(c.op, CaseOp::Linear { .. })).collect();
-    let tolerance = Tolerance {
-        relative_rms: 5e-6,
-        relative_max: 3e-5,
-        reason: "f32 in another order; codes and minima are summed apart, and part of their sums cancels",
-    };
     for (name, make) in backends() {
         for_all(&share(name, &cases), |case| {
             let mut built = build_case(case);
@@ -208,7 +204,7 @@ fn a_linear_is_exact_where_eight_bits_hold_the_activations() {
             built.tensors[0] = HostTensor::from_f32("x", built.tensors[0].shape.clone(), &x);
             let run = |backend: &mut dyn Backend| run_built(backend, &built).map_err(|e| format!("{name}: {e}"));
             let (got, expected) = (run(make().as_mut())?, run(&mut reference())?);
-            tolerance.check(&got, &expected).map_err(|e| format!("{name}: {e}"))
+            CODES.check(&got, &expected).map_err(|e| format!("{name}: {e}"))
         });
     }
 }

@@ -35,7 +35,7 @@ impl<'a> Lowering<'a, '_> {
                     x: memory.slot(x),
                     codes: weights.range(piece.codes),
                     side: weights.range(piece.side),
-                    bias: bias.map_or(whole(&memory.unused[0]), |bias| bias.after(4 * u64::from(piece.first_row))),
+                    bias: bias.map_or(whole(&memory.unused), |bias| bias.after(4 * u64::from(piece.first_row))),
                     out: memory.slot(out),
                 };
                 let params = table::linear::Params {

@@ -28,7 +28,7 @@ pub(crate) struct Memory {
     /// Partial sums of attention.
     pub(super) partials: Buffer,
     /// Bound where a kernel's variant does not touch a binding.
-    pub(super) unused: [Buffer; 2],
+    pub(super) unused: Buffer,
     /// Bytes of all of them.
     pub(crate) bytes: u64,
 }
@@ -54,7 +54,7 @@ impl Memory {
         let partial_bytes = tunings.map(|tuning| partial_bytes(tuning, program, layout, context));
         let partials =
             gpu.buffer("partial sums of attention", partial_bytes[0].max(partial_bytes[1]), Usage::STORAGE)?;
-        let unused = [gpu.buffer("unused", 256, Usage::STORAGE)?, gpu.buffer("unused", 256, Usage::STORAGE)?];
+        let unused = gpu.buffer("unused", 256, Usage::STORAGE)?;
         let all = lanes.iter().chain([&inputs, &flags, &partials]);
         let bytes = all.map(|buffer| buffer.size()).sum();
         Ok(Self { plan, lanes, inputs, flags, partials, unused, bytes })

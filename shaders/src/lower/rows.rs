@@ -48,7 +48,7 @@ impl Lowering<'_, '_> {
         let memory = self.target.memory;
         let bindings = table::rms_norm::Bindings {
             x: memory.slot(x),
-            residual: residual.map_or(whole(&memory.unused[0]), |residual| memory.slot(residual)),
+            residual: residual.map_or(whole(&memory.unused), |residual| memory.slot(residual)),
             weight: self.target.weights.vector_of(weight)?,
             out: memory.slot(out),
         };

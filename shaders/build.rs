@@ -1,7 +1,8 @@
 //! Composes, validates and reflects every kernel and writes the typed table that `src/table.rs` includes.
 //!
-//! Invariant: every choice of files and switches of a kernel is valid and has the same bindings and the same uniform
-//! struct, so that one Rust type per kernel serves all its variants, and a wrong name or layout does not compile.
+//! Invariant: every choice of files and switches of a kernel is valid and has the same bindings (but for the vectors that
+//! a buffer is read by) and the same uniform struct, so that one Rust type per kernel serves all its variants, and a wrong
+//! name or layout does not compile.
 
 #[allow(dead_code)]
 #[path = "src/compose.rs"]
@@ -69,11 +70,16 @@ fn kernel(name: &str, text: &str, sources: &Sources) -> Result<(String, String),
         let checked = check(&composed).map_err(|e| e.to_string())?;
         Ok((composed, checked.interface))
     };
-    let (default, interface) = one(&Settings::new())?;
+    let (default, mut interface) = one(&Settings::new())?;
     for settings in variants(&default.settings, sources) {
         let (_, other) = one(&settings).map_err(|e| format!("{file} with {settings}: {e}"))?;
-        if (&other.bindings, &other.params) != (&interface.bindings, &interface.params) {
+        let same_bindings = other.bindings.len() == interface.bindings.len()
+            && other.bindings.iter().zip(&interface.bindings).all(|(a, b)| (&a.name, a.access) == (&b.name, b.access));
+        if !same_bindings || other.params != interface.params {
             return Err(format!("{file} with {settings}: other bindings or params than its default"));
+        }
+        for (binding, other) in interface.bindings.iter_mut().zip(&other.bindings) {
+            binding.min_bytes = binding.min_bytes.max(other.min_bytes);
         }
     }
     Ok((module(name, &interface), row(name, &default, &interface)))

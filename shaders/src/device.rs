@@ -215,7 +215,7 @@ impl Gpu {
         let adapter = choose(enumerate(), choice)?;
         let info = AdapterInfo::new(&adapter.get_info());
         let limits = adapter.limits();
-        let wanted = wgpu::Features::SUBGROUP | wgpu::Features::TIMESTAMP_QUERY;
+        let wanted = wgpu::Features::SUBGROUP | wgpu::Features::SHADER_INT64 | wgpu::Features::TIMESTAMP_QUERY;
         let features = adapter.features() & wanted;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("kittiwake"),
@@ -247,6 +247,10 @@ impl Gpu {
 
     pub(crate) fn has_subgroups(&self) -> bool {
         self.features.contains(wgpu::Features::SUBGROUP)
+    }
+
+    pub(crate) fn has_64_bit_integers(&self) -> bool {
+        self.features.contains(wgpu::Features::SHADER_INT64)
     }
 
     pub(crate) fn self_test(&self) -> bool {

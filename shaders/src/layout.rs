@@ -38,10 +38,12 @@ const MAX_SIDE_WORDS: usize = 24;
 ///
 /// Codes are the file's: signed in Q8_0, else unsigned with a zero point that the fragment subtracts.
 ///
-/// A fragment has `HAS_SCALE`, `HAS_MIN`, `Group`, `load_group(panel, lane, group, groups)`, `group_values(g, i)` of
-/// elements 4 i .. 4 i + 4, `group_scale(g)`, `group_min(g)`; it reads `codes` and `side` of the kernel around it. The
-/// value is `group_values * group_scale + group_min`; the product is exact in f32 where there is a minimum, so that a
-/// fused multiply-add gives the same bits.
+/// A fragment has `HAS_SCALE`, `HAS_MIN` and `Group`, one group of each of a lane's ROWS rows: `load_group(panel, first,
+/// group, groups)`, `first` the place in the panel of the first of them; `group_values(&g, i)`, elements 4 i .. 4 i + 4 of
+/// each row; `group_scale(&g, r)`, `group_min(&g, r)`. It reads `codes` and `side` of the kernel around
+/// it through `load_codes` and `load_side` of `wgsl/load/`, which says where the other rows lie. The value is
+/// `group_values * group_scale + group_min`; the product is exact in f32 where there is a minimum, so that a fused
+/// multiply-add gives the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// V: vectors of four words per group of one row.

@@ -64,6 +64,9 @@ pub struct Tuning {
     pub row_lanes: u32,
     /// Whether sums over lanes use subgroup operations where the device has them.
     pub subgroups: bool,
+    /// Whether a load costs the same whatever its width and whoever else reads the place: the lanes of a linear then own
+    /// neighbouring rows, load 32 bytes at once and hand each other what they loaded, where the device can.
+    pub dear_loads: bool,
     /// Slices of `in_features` of a linear.
     pub splits: u32,
     /// Tiles of a linear by the number of tokens, ascending.
@@ -104,11 +107,13 @@ pub struct AttentionTile {
     pub max_split_tokens: u32,
 }
 
-/// Software Vulkan: loads are dear, barriers and subgroups too; registers are free.
+/// Software Vulkan: loads are dear (a loop over the lanes each, and a bounds check each), barriers and sums over subgroups
+/// too; registers are free.
 static CPU: Tuning = Tuning {
     flat_lanes: 32,
     row_lanes: 8,
     subgroups: false,
+    dear_loads: true,
     splits: 1,
     linear: &[
         LinearTile { from_tokens: 1, rows: 8, tokens: 1, lanes: 8, token_lanes: 1, split_lanes: false },
@@ -124,6 +129,7 @@ static GPU: Tuning = Tuning {
     flat_lanes: 64,
     row_lanes: 128,
     subgroups: true,
+    dear_loads: false,
     splits: 4,
     linear: &[
         LinearTile { from_tokens: 1, rows: 1, tokens: 1, lanes: 32, token_lanes: 1, split_lanes: true },
@@ -139,6 +145,7 @@ static PLAIN: Tuning = Tuning {
     flat_lanes: 64,
     row_lanes: 64,
     subgroups: false,
+    dear_loads: false,
     splits: 1,
     linear: &[
         LinearTile { from_tokens: 1, rows: 1, tokens: 1, lanes: 64, token_lanes: 1, split_lanes: false },

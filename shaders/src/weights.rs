@@ -139,7 +139,8 @@ impl Weights {
 
     /// Puts bytes behind the last of their stream.
     fn place(&mut self, gpu: &Gpu, stream: Stream, name: &str, bytes: &[u8]) -> Result<Place, DeviceError> {
-        let size = (bytes.len() as u64).next_multiple_of(16);
+        // Whole elements of the widest type that a kernel reads.
+        let size = (bytes.len() as u64).next_multiple_of(32);
         let current = self.streams[stream as usize];
         let last = current.map_or(0, |(buffer, _)| self.buffers[buffer].size());
         let (buffer, offset) = match current {

@@ -8,6 +8,8 @@
 // same SPLITS give the same bits for any number of tokens. Tolerance 2e-6 rms (order of the sum).
 // x and out have room for whole tiles of tokens; in_features is a multiple of 32.
 //!use format/q4_1.wgsl as FORMAT
+//!use load/narrow.wgsl as LOAD
+//!use input/own.wgsl as INPUT
 //!targets spirv msl hlsl glsl
 struct Params {
     groups: u32,
@@ -18,8 +20,8 @@ struct Params {
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4f>;
-@group(0) @binding(2) var<storage, read> codes: array<vec4u>;
-@group(0) @binding(3) var<storage, read> side: array<u32>;
+@group(0) @binding(2) var<storage, read> codes: Codes;
+@group(0) @binding(3) var<storage, read> side: Sides;
 @group(0) @binding(4) var<storage, read> bias: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
@@ -38,30 +40,28 @@ fn dot4(a: vec4f, b: vec4f, sum: f32) -> f32 {
 }
 
 @compute @workgroup_size(LANES, TOKEN_LANES, SPLIT_LANES)
-fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_id) lane: vec3u) {
+fn main(lane: Lane) {
     const CHUNKS = 64u / (LANES * ROWS);
-    let panel = workgroup.x / CHUNKS;
-    let first = (workgroup.x % CHUNKS) * (LANES * ROWS) + lane.x;
-    let first_token = (workgroup.y * TOKEN_LANES + lane.y) * TOKENS;
+    let panel = lane.workgroup.x / CHUNKS;
+    let first = (lane.workgroup.x % CHUNKS) * (LANES * ROWS);
+    let first_token = (lane.workgroup.y * TOKEN_LANES + lane.local.y) * TOKENS;
     let x_stride = params.groups * 8u;
     var total: array<f32, TILE>;
-    for (var slice = lane.z; slice < SPLITS; slice += SPLIT_LANES) {
+    for (var slice = lane.local.z; slice < SPLITS; slice += SPLIT_LANES) {
         var sum: array<f32, TILE>;
         let end = (slice + 1u) * params.groups / SPLITS;
         for (var g = slice * params.groups / SPLITS; g < end; g++) {
-            var group: array<Group, ROWS>;
-            for (var r = 0u; r < ROWS; r++) {
-                group[r] = load_group(panel, first + r * LANES, g, params.groups);
+            var group = load_group(panel, first + row_of(lane.local.x, 0u), g, params.groups);
+            var inputs: array<Inputs, TOKENS>;
+            for (var t = 0u; t < TOKENS; t++) {
+                inputs[t] = load_inputs((first_token + t) * x_stride + g * 8u, lane);
             }
             var products: array<f32, TILE>;
             var x_sum: array<f32, TOKENS>;
             for (var i = 0u; i < 8u; i++) {
-                var w: array<vec4f, ROWS>;
-                for (var r = 0u; r < ROWS; r++) {
-                    w[r] = group_values(group[r], i);
-                }
+                let w = group_values(&group, i);
                 for (var t = 0u; t < TOKENS; t++) {
-                    let value = x[(first_token + t) * x_stride + g * 8u + i];
+                    let value = input_at(inputs[t], i, lane);
                     if HAS_MIN {
                         x_sum[t] += (value.x + value.y) + (value.z + value.w);
                     }
@@ -74,12 +74,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_id) l
                 for (var r = 0u; r < ROWS; r++) {
                     var s = sum[t * ROWS + r];
                     if HAS_SCALE {
-                        s = fma(group_scale(group[r]), products[t * ROWS + r], s);
+                        s = fma(group_scale(&group, r), products[t * ROWS + r], s);
                     } else {
                         s += products[t * ROWS + r];
                     }
                     if HAS_MIN {
-                        s = fma(group_min(group[r]), x_sum[t], s);
+                        s = fma(group_min(&group, r), x_sum[t], s);
                     }
                     sum[t * ROWS + r] = s;
                 }
@@ -87,7 +87,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_id) l
         }
         if SPLIT_LANES > 1u {
             for (var i = 0u; i < TILE; i++) {
-                partial[((slice * TOKEN_LANES + lane.y) * TILE + i) * LANES + lane.x] = sum[i];
+                partial[((slice * TOKEN_LANES + lane.local.y) * TILE + i) * LANES + lane.local.x] = sum[i];
             }
         } else {
             for (var i = 0u; i < TILE; i++) {
@@ -97,17 +97,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_id) l
     }
     if SPLIT_LANES > 1u {
         workgroupBarrier();
-        if lane.z > 0u {
+        if lane.local.z > 0u {
             return;
         }
         for (var slice = 0u; slice < SPLITS; slice++) {
             for (var i = 0u; i < TILE; i++) {
-                total[i] += partial[((slice * TOKEN_LANES + lane.y) * TILE + i) * LANES + lane.x];
+                total[i] += partial[((slice * TOKEN_LANES + lane.local.y) * TILE + i) * LANES + lane.local.x];
             }
         }
     }
     for (var r = 0u; r < ROWS; r++) {
-        let row = panel * 64u + first + r * LANES;
+        let row = panel * 64u + first + row_of(lane.local.x, r);
         if row < params.rows {
             var add = 0.0;
             if params.has_bias != 0u {

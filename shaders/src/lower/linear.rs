@@ -88,6 +88,8 @@ impl<'a> Lowering<'a, '_> {
             let splits = if keep_splits { tuning.splits } else { 1 };
             let settings = Settings::new()
                 .with("FORMAT", fragment_of(format))
+                .with("LOAD", self.load_fragment(tile))
+                .with("INPUT", self.input_fragment(tile))
                 .with("ROWS", tile.rows)
                 .with("TOKENS", tile.tokens)
                 .with("LANES", tile.lanes)
@@ -100,6 +102,19 @@ impl<'a> Lowering<'a, '_> {
             self.dispatch(bindings, params, settings, When::RowsBetween(rows, tile.from_tokens, to), grid);
         }
         Ok(())
+    }
+
+    /// How a lane loads its rows.
+    fn load_fragment(&self, tile: &LinearTile) -> &'static str {
+        let can = self.target.gpu.has_64_bit_integers() && tile.rows.is_multiple_of(8);
+        if self.tuning("linear").dear_loads && can { "wide" } else { "narrow" }
+    }
+
+    /// How a lane comes by its tokens' values.
+    fn input_fragment(&self, tile: &LinearTile) -> &'static str {
+        let same_values = tile.lanes.is_multiple_of(8) && tile.token_lanes == 1 && !tile.split_lanes;
+        let can = self.target.gpu.has_subgroups() && same_values;
+        if self.tuning("linear").dear_loads && can { "shared" } else { "own" }
     }
 
     /// The table's shape, with what a user's kernel fixes of it.

@@ -8,24 +8,33 @@ const HAS_SCALE: bool = true;
 const HAS_MIN: bool = false;
 
 struct Group {
-    words: vec4u,
-    scale: f32,
+    words: array<vec4u, ROWS>,
+    scale: array<f32, ROWS>,
 }
 
-fn load_group(panel: u32, lane: u32, group: u32, groups: u32) -> Group {
-    let at = (panel * groups + group) * 64u + lane;
-    let scales = side[(panel * ((groups + 1u) >> 1u) + (group >> 1u)) * 64u + lane];
-    return Group(codes[at], unpack2x16float(scales >> (16u * (group & 1u))).x);
+fn load_group(panel: u32, first: u32, group: u32, groups: u32) -> Group {
+    let at = (panel * groups + group) * 64u + first;
+    let scales = load_side((panel * ((groups + 1u) >> 1u) + (group >> 1u)) * 64u + first);
+    var g: Group;
+    g.words = load_codes(at);
+    for (var r = 0u; r < ROWS; r++) {
+        g.scale[r] = unpack2x16float(scales[r] >> (16u * (group & 1u))).x;
+    }
+    return g;
 }
 
-fn group_values(g: Group, i: u32) -> vec4f {
-    return vec4f((g.words >> vec4u(4u * i)) & vec4u(15u)) - vec4f(8.0);
+fn group_values(g: ptr<function, Group>, i: u32) -> array<vec4f, ROWS> {
+    var values: array<vec4f, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        values[r] = vec4f(((*g).words[r] >> vec4u(4u * i)) & vec4u(15u)) - vec4f(8.0);
+    }
+    return values;
 }
 
-fn group_scale(g: Group) -> f32 {
-    return g.scale;
+fn group_scale(g: ptr<function, Group>, r: u32) -> f32 {
+    return (*g).scale[r];
 }
 
-fn group_min(g: Group) -> f32 {
+fn group_min(g: ptr<function, Group>, r: u32) -> f32 {
     return 0.0;
 }

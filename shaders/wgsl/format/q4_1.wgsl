@@ -8,23 +8,33 @@ const HAS_SCALE: bool = true;
 const HAS_MIN: bool = true;
 
 struct Group {
-    words: vec4u,
-    scale_and_min: vec2f,
+    words: array<vec4u, ROWS>,
+    scale_and_min: array<vec2f, ROWS>,
 }
 
-fn load_group(panel: u32, lane: u32, group: u32, groups: u32) -> Group {
-    let at = (panel * groups + group) * 64u + lane;
-    return Group(codes[at], unpack2x16float(side[at]));
+fn load_group(panel: u32, first: u32, group: u32, groups: u32) -> Group {
+    let at = (panel * groups + group) * 64u + first;
+    let side_words = load_side(at);
+    var g: Group;
+    g.words = load_codes(at);
+    for (var r = 0u; r < ROWS; r++) {
+        g.scale_and_min[r] = unpack2x16float(side_words[r]);
+    }
+    return g;
 }
 
-fn group_values(g: Group, i: u32) -> vec4f {
-    return vec4f((g.words >> vec4u(4u * i)) & vec4u(15u));
+fn group_values(g: ptr<function, Group>, i: u32) -> array<vec4f, ROWS> {
+    var values: array<vec4f, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        values[r] = vec4f(((*g).words[r] >> vec4u(4u * i)) & vec4u(15u));
+    }
+    return values;
 }
 
-fn group_scale(g: Group) -> f32 {
-    return g.scale_and_min.x;
+fn group_scale(g: ptr<function, Group>, r: u32) -> f32 {
+    return (*g).scale_and_min[r].x;
 }
 
-fn group_min(g: Group) -> f32 {
-    return g.scale_and_min.y;
+fn group_min(g: ptr<function, Group>, r: u32) -> f32 {
+    return (*g).scale_and_min[r].y;
 }

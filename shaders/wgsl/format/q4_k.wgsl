@@ -9,27 +9,39 @@ const HAS_SCALE: bool = true;
 const HAS_MIN: bool = true;
 
 struct Group {
-    words: vec4u,
-    scale: f32,
-    minimum: f32,
+    words: array<vec4u, ROWS>,
+    scale: array<f32, ROWS>,
+    minimum: array<f32, ROWS>,
 }
 
-fn load_group(panel: u32, lane: u32, group: u32, groups: u32) -> Group {
-    let at = (panel * groups + group) * 64u + lane;
-    let base = (panel * ((groups + 7u) >> 3u) + (group >> 3u)) * 320u + lane;
-    let d = unpack2x16float(side[base]);
-    let pair = side[base + (1u + ((group & 7u) >> 1u)) * 64u] >> (16u * (group & 1u));
-    return Group(codes[at], d.x * f32(pair & 255u), -d.y * f32((pair >> 8u) & 255u));
+fn load_group(panel: u32, first: u32, group: u32, groups: u32) -> Group {
+    let at = (panel * groups + group) * 64u + first;
+    let base = (panel * ((groups + 7u) >> 3u) + (group >> 3u)) * 320u + first;
+    let d_words = load_side(base);
+    let pairs = load_side(base + (1u + ((group & 7u) >> 1u)) * 64u);
+    var g: Group;
+    g.words = load_codes(at);
+    for (var r = 0u; r < ROWS; r++) {
+        let d = unpack2x16float(d_words[r]);
+        let pair = pairs[r] >> (16u * (group & 1u));
+        g.scale[r] = d.x * f32(pair & 255u);
+        g.minimum[r] = -d.y * f32((pair >> 8u) & 255u);
+    }
+    return g;
 }
 
-fn group_values(g: Group, i: u32) -> vec4f {
-    return vec4f((g.words >> vec4u(4u * i)) & vec4u(15u));
+fn group_values(g: ptr<function, Group>, i: u32) -> array<vec4f, ROWS> {
+    var values: array<vec4f, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        values[r] = vec4f(((*g).words[r] >> vec4u(4u * i)) & vec4u(15u));
+    }
+    return values;
 }
 
-fn group_scale(g: Group) -> f32 {
-    return g.scale;
+fn group_scale(g: ptr<function, Group>, r: u32) -> f32 {
+    return (*g).scale[r];
 }
 
-fn group_min(g: Group) -> f32 {
-    return g.minimum;
+fn group_min(g: ptr<function, Group>, r: u32) -> f32 {
+    return (*g).minimum[r];
 }

@@ -10,31 +10,43 @@ const HAS_SCALE: bool = true;
 const HAS_MIN: bool = true;
 
 struct Group {
-    words: vec4u,
-    high: u32,
-    scale: f32,
-    minimum: f32,
+    words: array<vec4u, ROWS>,
+    high: array<u32, ROWS>,
+    scale: array<f32, ROWS>,
+    minimum: array<f32, ROWS>,
 }
 
-fn load_group(panel: u32, lane: u32, group: u32, groups: u32) -> Group {
-    let at = (panel * groups + group) * 64u + lane;
-    let base = (panel * ((groups + 7u) >> 3u) + (group >> 3u)) * 832u + lane;
-    let d = unpack2x16float(side[base]);
-    let pair = side[base + (1u + ((group & 7u) >> 1u)) * 64u] >> (16u * (group & 1u));
-    let high = side[base + (5u + (group & 7u)) * 64u];
-    return Group(codes[at], high, d.x * f32(pair & 255u), -d.y * f32((pair >> 8u) & 255u));
+fn load_group(panel: u32, first: u32, group: u32, groups: u32) -> Group {
+    let at = (panel * groups + group) * 64u + first;
+    let base = (panel * ((groups + 7u) >> 3u) + (group >> 3u)) * 832u + first;
+    let d_words = load_side(base);
+    let pairs = load_side(base + (1u + ((group & 7u) >> 1u)) * 64u);
+    var g: Group;
+    g.words = load_codes(at);
+    g.high = load_side(base + (5u + (group & 7u)) * 64u);
+    for (var r = 0u; r < ROWS; r++) {
+        let d = unpack2x16float(d_words[r]);
+        let pair = pairs[r] >> (16u * (group & 1u));
+        g.scale[r] = d.x * f32(pair & 255u);
+        g.minimum[r] = -d.y * f32((pair >> 8u) & 255u);
+    }
+    return g;
 }
 
-fn group_values(g: Group, i: u32) -> vec4f {
-    let fifth = (vec4u(g.high) >> (vec4u(0u, 8u, 16u, 24u) + vec4u(i))) & vec4u(1u);
-    let code = ((g.words >> vec4u(4u * i)) & vec4u(15u)) | (fifth << vec4u(4u));
-    return vec4f(code);
+fn group_values(g: ptr<function, Group>, i: u32) -> array<vec4f, ROWS> {
+    var values: array<vec4f, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        let fifth = (vec4u((*g).high[r]) >> (vec4u(0u, 8u, 16u, 24u) + vec4u(i))) & vec4u(1u);
+        let code = (((*g).words[r] >> vec4u(4u * i)) & vec4u(15u)) | (fifth << vec4u(4u));
+        values[r] = vec4f(code);
+    }
+    return values;
 }
 
-fn group_scale(g: Group) -> f32 {
-    return g.scale;
+fn group_scale(g: ptr<function, Group>, r: u32) -> f32 {
+    return (*g).scale[r];
 }
 
-fn group_min(g: Group) -> f32 {
-    return g.minimum;
+fn group_min(g: ptr<function, Group>, r: u32) -> f32 {
+    return (*g).minimum[r];
 }

@@ -9,33 +9,47 @@ const HAS_SCALE: bool = true;
 const HAS_MIN: bool = false;
 
 struct Group {
-    words: vec4u,
-    high: vec2u,
-    half_scales: vec2f,
-    scale: f32,
+    words: array<vec4u, ROWS>,
+    low_pairs: array<u32, ROWS>,
+    high_pairs: array<u32, ROWS>,
+    half_scales: array<vec2f, ROWS>,
+    scale: array<f32, ROWS>,
 }
 
-fn load_group(panel: u32, lane: u32, group: u32, groups: u32) -> Group {
-    let at = (panel * groups + group) * 64u + lane;
-    let base = (panel * ((groups + 7u) >> 3u) + (group >> 3u)) * 1344u + lane;
-    let d = unpack2x16float(side[base]);
-    let pair = side[base + (1u + ((group & 7u) >> 1u)) * 64u] >> (16u * (group & 1u));
-    let half_scales = vec2f(bitcast<vec2i>(vec2u(pair << 24u, (pair >> 8u) << 24u)) >> vec2u(24u));
+fn load_group(panel: u32, first: u32, group: u32, groups: u32) -> Group {
+    let at = (panel * groups + group) * 64u + first;
+    let base = (panel * ((groups + 7u) >> 3u) + (group >> 3u)) * 1344u + first;
+    let d_words = load_side(base);
+    let pairs = load_side(base + (1u + ((group & 7u) >> 1u)) * 64u);
+    var g: Group;
+    g.words = load_codes(at);
     let high = base + (5u + 2u * (group & 7u)) * 64u;
-    return Group(codes[at], vec2u(side[high], side[high + 64u]), half_scales, d.x);
+    g.low_pairs = load_side(high);
+    g.high_pairs = load_side(high + 64u);
+    for (var r = 0u; r < ROWS; r++) {
+        g.scale[r] = unpack2x16float(d_words[r]).x;
+        let pair = pairs[r] >> (16u * (group & 1u));
+        g.half_scales[r] = vec2f(bitcast<vec2i>(vec2u(pair << 24u, (pair >> 8u) << 24u)) >> vec2u(24u));
+    }
+    return g;
 }
 
-fn group_values(g: Group, i: u32) -> vec4f {
-    let word = select(g.high.x, g.high.y, i >= 4u);
-    let upper = (vec4u(word) >> (vec4u(0u, 8u, 16u, 24u) + vec4u(2u * (i & 3u)))) & vec4u(3u);
-    let code = ((g.words >> vec4u(4u * i)) & vec4u(15u)) | (upper << vec4u(4u));
-    return (vec4f(code) - vec4f(32.0)) * select(g.half_scales.x, g.half_scales.y, i >= 4u);
+fn group_values(g: ptr<function, Group>, i: u32) -> array<vec4f, ROWS> {
+    var values: array<vec4f, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        let word = select((*g).low_pairs[r], (*g).high_pairs[r], i >= 4u);
+        let upper = (vec4u(word) >> (vec4u(0u, 8u, 16u, 24u) + vec4u(2u * (i & 3u)))) & vec4u(3u);
+        let code = (((*g).words[r] >> vec4u(4u * i)) & vec4u(15u)) | (upper << vec4u(4u));
+        let half_scale = select((*g).half_scales[r].x, (*g).half_scales[r].y, i >= 4u);
+        values[r] = (vec4f(code) - vec4f(32.0)) * half_scale;
+    }
+    return values;
 }
 
-fn group_scale(g: Group) -> f32 {
-    return g.scale;
+fn group_scale(g: ptr<function, Group>, r: u32) -> f32 {
+    return (*g).scale[r];
 }
 
-fn group_min(g: Group) -> f32 {
+fn group_min(g: ptr<function, Group>, r: u32) -> f32 {
     return 0.0;
 }

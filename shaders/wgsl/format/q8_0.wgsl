@@ -8,26 +8,36 @@ const HAS_SCALE: bool = true;
 const HAS_MIN: bool = false;
 
 struct Group {
-    first: vec4u,
-    second: vec4u,
-    scale: f32,
+    words: array<vec4u, ROWS>,
+    more_words: array<vec4u, ROWS>,
+    scale: array<f32, ROWS>,
 }
 
-fn load_group(panel: u32, lane: u32, group: u32, groups: u32) -> Group {
-    let at = (panel * groups + group) * 128u + lane;
-    let scales = side[(panel * ((groups + 1u) >> 1u) + (group >> 1u)) * 64u + lane];
-    return Group(codes[at], codes[at + 64u], unpack2x16float(scales >> (16u * (group & 1u))).x);
+fn load_group(panel: u32, first: u32, group: u32, groups: u32) -> Group {
+    let at = (panel * groups + group) * 128u + first;
+    let scales = load_side((panel * ((groups + 1u) >> 1u) + (group >> 1u)) * 64u + first);
+    var g: Group;
+    g.words = load_codes(at);
+    g.more_words = load_codes(at + 64u);
+    for (var r = 0u; r < ROWS; r++) {
+        g.scale[r] = unpack2x16float(scales[r] >> (16u * (group & 1u))).x;
+    }
+    return g;
 }
 
-fn group_values(g: Group, i: u32) -> vec4f {
-    let words = select(g.first, g.second, i >= 4u);
-    return vec4f(bitcast<vec4i>(words << vec4u(24u - 8u * (i & 3u))) >> vec4u(24u));
+fn group_values(g: ptr<function, Group>, i: u32) -> array<vec4f, ROWS> {
+    var values: array<vec4f, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        let words = select((*g).words[r], (*g).more_words[r], i >= 4u);
+        values[r] = vec4f(bitcast<vec4i>(words << vec4u(24u - 8u * (i & 3u))) >> vec4u(24u));
+    }
+    return values;
 }
 
-fn group_scale(g: Group) -> f32 {
-    return g.scale;
+fn group_scale(g: ptr<function, Group>, r: u32) -> f32 {
+    return (*g).scale[r];
 }
 
-fn group_min(g: Group) -> f32 {
+fn group_min(g: ptr<function, Group>, r: u32) -> f32 {
     return 0.0;
 }

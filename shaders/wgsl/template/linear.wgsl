@@ -7,6 +7,7 @@
 // Where to go from here: several rows (ROWS) and tokens (TOKENS) per lane, so that a loaded value serves several sums;
 // lanes that share a row's groups, merged through workgroup memory. LANES * ROWS divides 64, TOKEN_LANES * TOKENS too.
 //!use format/q4_1.wgsl as FORMAT
+//!use load/narrow.wgsl
 //!targets spirv msl hlsl glsl
 struct Params {
     // Groups of 32 in a row.
@@ -18,8 +19,8 @@ struct Params {
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4f>;
-@group(0) @binding(2) var<storage, read> codes: array<vec4u>;
-@group(0) @binding(3) var<storage, read> side: array<u32>;
+@group(0) @binding(2) var<storage, read> codes: Codes;
+@group(0) @binding(3) var<storage, read> side: Sides;
 @group(0) @binding(4) var<storage, read> bias: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
@@ -35,23 +36,23 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
     let token = workgroup.y;
     var sum = 0.0;
     for (var g = 0u; g < params.groups; g++) {
-        let group = load_group(row / 64u, row % 64u, g, params.groups);
+        var group = load_group(row / 64u, row % 64u, g, params.groups);
         var products = 0.0;
         var x_sum = 0.0;
         for (var i = 0u; i < 8u; i++) {
             let value = x[(token * params.groups + g) * 8u + i];
-            products += dot(group_values(group, i), value);
+            products += dot(group_values(&group, i)[0], value);
             if HAS_MIN {
                 x_sum += (value.x + value.y) + (value.z + value.w);
             }
         }
         if HAS_SCALE {
-            sum = fma(group_scale(group), products, sum);
+            sum = fma(group_scale(&group, 0u), products, sum);
         } else {
             sum += products;
         }
         if HAS_MIN {
-            sum = fma(group_min(group), x_sum, sum);
+            sum = fma(group_min(&group, 0u), x_sum, sum);
         }
     }
     // The last panel is padded with rows of zeros, which are nobody's.

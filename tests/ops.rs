@@ -37,7 +37,8 @@ fn on(device: WgpuDevice) -> MakeBackend {
 
 /// How far a backend may be from the reference: the table's, but what rounds no activations is held to f32's tolerance.
 fn tolerance(name: &str, case: &Case) -> Tolerance {
-    if name == "wgpu" && case.tolerance.relative_rms > FLOAT.relative_rms { FLOAT } else { case.tolerance }
+    let is_linear = matches!(case.op, CaseOp::Linear { .. } | CaseOp::GatedLinear { .. });
+    if name == "wgpu" && is_linear { FLOAT } else { case.tolerance }
 }
 
 fn reference() -> ReferenceBackend {
@@ -152,7 +153,9 @@ fn expectation_f64(case: &Case) -> Option<Vec<f64>> {
             }
             Some(out)
         }
-        CaseOp::Attention(attention) => Some(attention_f64(attention, &built.tensors[0].to_f32())),
+        CaseOp::Attention(attention) if attention.rope.is_none() => {
+            Some(attention_f64(attention, &built.tensors[0].to_f32()))
+        }
         _ => None,
     }
 }
@@ -242,7 +245,9 @@ fn a_linear_passes_on_what_is_not_finite() {
 /// A stored block reads as the reference's bytes whatever a backend's own layout is: blocks may be kept outside or moved.
 #[test]
 fn blocks_read_as_planes() {
-    let cases: Vec<Case> = all_cases().into_iter().filter(|case| is_attention(&case.op)).collect();
+    // Keys that are not turned before they are rounded are the same everywhere.
+    let is_plain = |case: &Case| matches!(&case.op, CaseOp::Attention(case) if case.rope.is_none());
+    let cases: Vec<Case> = all_cases().into_iter().filter(is_plain).collect();
     let blocks = |backend: &mut dyn Backend, case: &Case| -> Result<Vec<u8>, String> {
         let built = build_case(case);
         run_built(backend, &built).map_err(|e| e.to_string())?;

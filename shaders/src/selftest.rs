@@ -70,12 +70,33 @@ pub(crate) fn checks(
                     }
                 }
             }
+            Op::GatedLinear { gate, .. } => {
+                let format = weights.matrix_of(gate.weight)?.format;
+                let part = PartCase { out_features: 64, format, bias: gate.bias.is_some() };
+                for tile in tuning.linear {
+                    add("linear", CODES, CaseOp::GatedLinear { in_features: 512, part, tokens: tile.from_tokens });
+                }
+            }
             Op::Rope { x, pairing, head_dim, .. } => {
                 let (heads, head_dim, pairing) = (x.width / head_dim, *head_dim, *pairing);
                 add("rope", FLOAT, CaseOp::Rope { heads, head_dim, offset: 4, pairing, start: 1000, tokens });
             }
             // Tested with attention, which reads what it wrote.
             Op::StoreKv { .. } => {}
+            Op::RopeStoreKv { x, pairing, head_dim, layer, .. } => {
+                let plane = state.layers[layer.index()][0].spec;
+                let case = AttentionCase {
+                    heads: x.width / head_dim - plane.heads,
+                    kv_heads: plane.heads,
+                    head_dim: *head_dim,
+                    dtype: plane.dtype,
+                    block_size: state.block_size,
+                    rows: vec![(1000, 2)],
+                    moves: BlockMoves::None,
+                    rope: Some(*pairing),
+                };
+                add("rope_store_kv", FLOAT, CaseOp::Attention(case));
+            }
             Op::Attention { layer, heads, head_dim, .. } => {
                 let plane = state.layers[layer.index()][0].spec;
                 // Before, the positions are stored and attended to whole; then two tokens, one split by split.
@@ -88,6 +109,7 @@ pub(crate) fn checks(
                         block_size: state.block_size,
                         rows,
                         moves: BlockMoves::None,
+                        rope: None,
                     };
                     add("attention", FLOAT, CaseOp::Attention(case));
                 }

@@ -1,7 +1,7 @@
-// out = silu(x[:, :n]) * x[:, n:], silu(g) = g / (1 + e^-g).
+// out = silu(x[:, :n]) * x[:, n:].
 // x [tokens, 2 n]; out [tokens, n]; n a multiple of 4. A lane owns four elements of out.
 // Tolerance 2e-6 rms (the exponential is within 2 units in the last place).
-//!use shared/exp.wgsl
+//!use shared/silu.wgsl
 //!targets spirv msl hlsl glsl
 struct Params { out_quads: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
@@ -9,10 +9,6 @@ struct Params { out_quads: u32 }
 @group(0) @binding(2) var<storage, read_write> out: array<vec4f>;
 
 const LANES: u32 = 32u; //!set lanes per workgroup, along the width
-
-fn silu(gate: f32) -> f32 {
-    return gate / (1.0 + exp_f32(-gate));
-}
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(global_invocation_id) id: vec3u) {

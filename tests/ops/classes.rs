@@ -36,6 +36,7 @@ fn selection(class: DeviceClass) -> Vec<Case> {
             1 => parts[0].out_features == 37 && (*tokens == 16 || tiles.iter().any(|tile| tile.from_tokens == *tokens)),
             _ => *tokens == 17,
         },
+        CaseOp::GatedLinear { part, .. } => part.out_features.is_multiple_of(64) && !part.bias,
         CaseOp::RmsNorm { width, .. }
         | CaseOp::Add { width, .. }
         | CaseOp::AddRmsNorm { width, .. }
@@ -119,27 +120,34 @@ fn attention_is_the_same_in_chunks(make: &MakeBackend, class: DeviceClass) {
     });
 }
 
-/// On whatever size of a subgroup the driver has.
+/// On whatever size of a subgroup the driver has: sums over its lanes, and inputs of linears that its lanes hand round.
 #[test]
-fn sums_by_subgroups_agree() {
-    let is_chosen = |case: &Case| matches!(case.op, CaseOp::RmsNorm { .. } | CaseOp::AddRmsNorm { .. });
-    let cases: Vec<Case> = all_cases().into_iter().filter(is_chosen).collect();
-    for class in foreign_classes().into_iter().filter(|class| class.tuning().subgroups) {
+fn what_lanes_of_a_subgroup_share_agrees() {
+    let is_norm = |case: &Case| matches!(case.op, CaseOp::RmsNorm { .. } | CaseOp::AddRmsNorm { .. });
+    let is_linear = |case: &Case| matches!(&case.op, CaseOp::Linear { parts, tokens: 1 | 4, .. } if parts.len() > 1);
+    for class in DeviceClass::ALL {
+        let (sums, inputs) = (class.tuning().subgroups, class.tuning().dear_loads);
+        let is_chosen = |case: &Case| (sums && is_norm(case)) || (inputs && is_linear(case));
+        let cases: Vec<Case> = all_cases().into_iter().filter(is_chosen).collect();
         let Some(make) = backend_of(class, BatchInvariant::Auto) else { return };
-        agrees(&make, class, &cases);
+        if sums || inputs {
+            agrees(&make, class, &cases);
+        }
     }
 }
 
 /// Software Vulkan takes the size of a subgroup from the width of a vector, which it reads when it is loaded: 4, 8 or 16 lanes.
 #[test]
-fn sums_by_subgroups_agree_for_every_size_of_a_subgroup() {
+fn what_lanes_share_agrees_for_every_size_of_a_subgroup() {
     if !gpu::is_there() {
         return;
     }
     let this = std::env::current_exe().expect("a test has a file");
     for width in ["128", "256", "512"] {
         let mut command = Command::new(&this);
-        command.args(["--exact", "classes::sums_by_subgroups_agree"]).env("LP_NATIVE_VECTOR_WIDTH", width);
+        command
+            .args(["--exact", "classes::what_lanes_of_a_subgroup_share_agrees"])
+            .env("LP_NATIVE_VECTOR_WIDTH", width);
         // The driver's cache on disk does not tell the widths apart.
         let said = command.env("MESA_SHADER_CACHE_DISABLE", "true").output().expect("this very program");
         let text = String::from_utf8_lossy(&said.stdout);

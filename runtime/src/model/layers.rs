@@ -199,16 +199,18 @@ impl<'a> Builder<'a> {
         Ok(id)
     }
 
+    /// The matrix of a linear over `in_features`, with its bias.
+    fn part(&mut self, part: &Part<'_>, in_features: u32) -> Result<LinearPart, LoadError> {
+        let weight = self.weight(part.name, &[part.out_features, in_features])?;
+        let bias = self.file_name(part.name, "bias");
+        let has_bias = part.bias.unwrap_or_else(|| self.checkpoint.tensors.contains_key(&bias));
+        let bias = has_bias.then(|| self.bind(&format!("{}.bias", part.name), bias, &[part.out_features]));
+        Ok(LinearPart { weight, bias: bias.transpose()? })
+    }
+
     fn linear(&mut self, x: Slot, out: &str, parts: &[Part<'_>]) -> Result<Slot, LoadError> {
         let SlotInfo { rows, width: in_features, .. } = self.program.slots[x.index()];
-        let mut bound = Vec::with_capacity(parts.len());
-        for part in parts {
-            let weight = self.weight(part.name, &[part.out_features, in_features])?;
-            let bias = self.file_name(part.name, "bias");
-            let has_bias = part.bias.unwrap_or_else(|| self.checkpoint.tensors.contains_key(&bias));
-            let bias = has_bias.then(|| self.bind(&format!("{}.bias", part.name), bias, &[part.out_features]));
-            bound.push(LinearPart { weight, bias: bias.transpose()? });
-        }
+        let bound = parts.iter().map(|part| self.part(part, in_features)).collect::<Result<_, _>>()?;
         let out = self.slot(out, rows, parts.iter().map(|part| part.out_features).sum());
         self.push(Op::Linear { x, parts: bound, out });
         Ok(out)
@@ -223,7 +225,7 @@ impl<'a> Builder<'a> {
         Ok(out)
     }
 
-    /// q, k and v in one slot, RoPE over q and k as neighbours, store, attend, project.
+    /// q, k and v in one slot, RoPE over q and k as neighbours with the store, attend, project.
     fn attention(&mut self, i: u32, x: Slot, block: Attention<'_>) -> Result<Slot, LoadError> {
         let Attention { config, spec, inv_freq, kv_dtype } = block;
         let DecoderConfig { heads, kv_heads, head_dim, .. } = *config;
@@ -247,11 +249,11 @@ impl<'a> Builder<'a> {
                 self.push(Op::NormHeads { x, weight, eps: config.rms_eps });
             }
         }
-        self.push(Op::Rope { x: view(0, q_width + kv_width), inv_freq, pairing: spec.pairing, head_dim });
         let plane = Plane { heads: kv_heads, dim: head_dim, dtype: kv_dtype };
         self.program.states.push(StateSpec::Paged { planes: vec![plane, plane] });
         let layer = Layer(i);
-        self.push(Op::StoreKv { k, v, layer });
+        let pairing = spec.pairing;
+        self.push(Op::RopeStoreKv { x: view(0, q_width + kv_width), v, inv_freq, pairing, head_dim, layer });
         let out = self.slot(&format!("l{i}.attn"), RowDim::Tokens, q_width);
         let scale = 1.0 / (head_dim as f32).sqrt();
         self.push(Op::Attention { q, layer, heads, head_dim, scale, out });
@@ -262,13 +264,11 @@ impl<'a> Builder<'a> {
     fn mlp(&mut self, i: u32, x: Slot, config: &DecoderConfig) -> Result<Slot, LoadError> {
         let house = |name: &str| format!("layers.{i}.mlp.{name}");
         let (n, bias) = (config.intermediate, config.mlp_bias);
-        let gate_up = self.linear(
-            x,
-            &format!("l{i}.gate_up"),
-            &[Part { name: &house("gate"), out_features: n, bias }, Part { name: &house("up"), out_features: n, bias }],
-        )?;
+        let gate = self.part(&Part { name: &house("gate"), out_features: n, bias }, config.hidden)?;
+        let up = self.part(&Part { name: &house("up"), out_features: n, bias }, config.hidden)?;
+        let both = self.slot(&format!("l{i}.gate_up"), RowDim::Tokens, 2 * n);
         let gated = self.slot(&format!("l{i}.gated"), RowDim::Tokens, n);
-        self.push(Op::GatedActivation { x: gate_up, activation: Activation::Silu, out: gated });
+        self.push(Op::GatedLinear { x, gate, up, activation: Activation::Silu, both, out: gated });
         let part = Part { name: &house("down"), out_features: config.hidden, bias };
         self.linear(gated, &format!("l{i}.mlp_out"), &[part])
     }

@@ -124,7 +124,7 @@ fn a_sound_checkpoint_loads() {
 fn gguf_pairs_are_interleaved_and_rope_freqs_divide() {
     let model = build(&gguf()).expect("sound");
     let rope = model.program.ops.iter().find_map(|op| match op {
-        Op::Rope { pairing, inv_freq, .. } => Some((*pairing, model.weights[inv_freq.index()].to_f32())),
+        Op::RopeStoreKv { pairing, inv_freq, .. } => Some((*pairing, model.weights[inv_freq.index()].to_f32())),
         _ => None,
     });
     assert_eq!(rope, Some((RopePairing::Interleaved, vec![1.0, 0.01 / 8.0])));

@@ -45,8 +45,10 @@ impl Op {
             Self::Linear { .. } => "Linear",
             Self::Rope { .. } => "Rope",
             Self::StoreKv { .. } => "StoreKv",
+            Self::RopeStoreKv { .. } => "RopeStoreKv",
             Self::Attention { .. } => "Attention",
             Self::GatedActivation { .. } => "GatedActivation",
+            Self::GatedLinear { .. } => "GatedLinear",
             Self::CheckFinite { .. } => "CheckFinite",
             Self::SelectRows { .. } => "SelectRows",
         }
@@ -69,6 +71,9 @@ impl Op {
             Self::AddRmsNorm { residual, x, out, .. } => vec![read(x), change(residual), write(out)],
             Self::StoreKv { k, v, .. } if k.slot == v.slot => vec![read(k.slot)],
             Self::StoreKv { k, v, .. } => vec![read(k.slot), read(v.slot)],
+            Self::RopeStoreKv { x, v, .. } if x.slot == v.slot => vec![change(x.slot)],
+            Self::RopeStoreKv { x, v, .. } => vec![read(v.slot), change(x.slot)],
+            Self::GatedLinear { x, both, out, .. } => vec![read(x), write(both), write(out)],
             Self::CheckFinite { x } => vec![read(x)],
         }
     }
@@ -80,10 +85,10 @@ impl Op {
             | Self::RmsNorm { weight, .. }
             | Self::NormHeads { weight, .. }
             | Self::AddRmsNorm { weight, .. }
-            | Self::Rope { inv_freq: weight, .. } => vec![*weight],
-            Self::Linear { parts, .. } => {
-                parts.iter().flat_map(|&LinearPart { weight, bias }| [Some(weight), bias]).flatten().collect()
-            }
+            | Self::Rope { inv_freq: weight, .. }
+            | Self::RopeStoreKv { inv_freq: weight, .. } => vec![*weight],
+            Self::Linear { parts, .. } => of_parts(parts),
+            Self::GatedLinear { gate, up, .. } => of_parts(&[*gate, *up]),
             Self::Add { .. }
             | Self::StoreKv { .. }
             | Self::Attention { .. }
@@ -96,7 +101,9 @@ impl Op {
     /// The layer whose state it touches.
     pub fn layer(&self) -> Option<Layer> {
         match self {
-            Self::StoreKv { layer, .. } | Self::Attention { layer, .. } => Some(*layer),
+            Self::StoreKv { layer, .. } | Self::RopeStoreKv { layer, .. } | Self::Attention { layer, .. } => {
+                Some(*layer)
+            }
             Self::Embed { .. }
             | Self::RmsNorm { .. }
             | Self::NormHeads { .. }
@@ -105,6 +112,7 @@ impl Op {
             | Self::Linear { .. }
             | Self::Rope { .. }
             | Self::GatedActivation { .. }
+            | Self::GatedLinear { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. } => None,
         }
@@ -116,6 +124,7 @@ impl Op {
             Self::Embed { .. }
             | Self::Rope { .. }
             | Self::StoreKv { .. }
+            | Self::RopeStoreKv { .. }
             | Self::Attention { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. } => true,
@@ -124,7 +133,12 @@ impl Op {
             | Self::Add { .. }
             | Self::AddRmsNorm { .. }
             | Self::Linear { .. }
-            | Self::GatedActivation { .. } => false,
+            | Self::GatedActivation { .. }
+            | Self::GatedLinear { .. } => false,
         }
     }
+}
+
+fn of_parts(parts: &[LinearPart]) -> Vec<WeightId> {
+    parts.iter().flat_map(|&LinearPart { weight, bias }| [Some(weight), bias]).flatten().collect()
 }

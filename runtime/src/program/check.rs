@@ -205,6 +205,9 @@ impl Checker<'_> {
                 let half = self.rows_of(*out, RowDim::Tokens)?;
                 self.equal(&self.slot(*x)?.name, "width", u64::from(half) * 2, width)
             }
+            Op::RopeStoreKv { .. } | Op::GatedLinear { .. } => {
+                self.op.expand().iter().try_for_each(|op| Checker { op, ..*self }.shapes())
+            }
             Op::CheckFinite { x } => self.rows_of(*x, RowDim::Tokens).map(drop),
             Op::SelectRows { x, out } => {
                 let width = self.rows_of(*x, RowDim::Tokens)?;

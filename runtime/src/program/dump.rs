@@ -86,6 +86,14 @@ impl Display for Line<'_> {
             Op::GatedActivation { x, activation, out } => {
                 write!(f, "{} = {kind} {}, {activation:?}", p.slot_shape(*out), p.slot(*x))
             }
+            Op::RopeStoreKv { x, v, inv_freq, pairing, head_dim, layer } => {
+                let (x, v, inv_freq) = (p.view(*x), p.view(*v), p.weight(*inv_freq));
+                write!(f, "{kind} {x}, {v}, {inv_freq}, {pairing:?}, head_dim {head_dim}, state {layer}")
+            }
+            Op::GatedLinear { x, gate, up, activation, both: _, out } => {
+                let (out, x) = (p.slot_shape(*out), p.slot(*x));
+                write!(f, "{out} = {kind} {x}, {activation:?} {}, {}", p.part(gate), p.part(up))
+            }
             Op::CheckFinite { x } => write!(f, "{kind} {}", p.slot(*x)),
             Op::SelectRows { x, out } => write!(f, "{} = {kind} {}", p.slot_shape(*out), p.slot(*x)),
         }

@@ -221,6 +221,22 @@ pub enum Op {
         /// Where to.
         layer: Layer,
     },
+    /// Fused: turns q and k, then rounds and stores K and V. Expands to `Rope`, `StoreKv`.
+    /// What the columns of k hold afterwards is open.
+    RopeStoreKv {
+        /// `[tokens, (heads + kv_heads) * head_dim]`: q, then k, which is as wide as `v`.
+        x: View,
+        /// `[tokens, kv_heads * head_dim]`.
+        v: View,
+        /// `[head_dim / 2]`, as `Rope` has it.
+        inv_freq: WeightId,
+        /// Which elements form a pair.
+        pairing: RopePairing,
+        /// Elements per head.
+        head_dim: u32,
+        /// Where K and V go.
+        layer: Layer,
+    },
     /// Causal attention over the paged cache only (the own chunk was stored before).
     /// Step inputs: row starts, positions, KV lengths, block tables.
     Attention {
@@ -243,6 +259,21 @@ pub enum Op {
         x: Slot,
         /// The gate's nonlinearity.
         activation: Activation,
+        /// `[tokens, n]`.
+        out: Slot,
+    },
+    /// Fused: `out = act(x · gateᵀ) * (x · upᵀ)`. Expands to `Linear`, `GatedActivation`.
+    GatedLinear {
+        /// `[tokens, in_features]`.
+        x: Slot,
+        /// `[n, in_features]`.
+        gate: LinearPart,
+        /// `[n, in_features]`.
+        up: LinearPart,
+        /// The gate's nonlinearity.
+        activation: Activation,
+        /// `[tokens, 2n]`: room for both products, for backends that run the expansion.
+        both: Slot,
         /// `[tokens, n]`.
         out: Slot,
     },
@@ -273,7 +304,9 @@ impl Op {
             | Self::Linear { .. }
             | Self::Rope { .. }
             | Self::StoreKv { .. }
+            | Self::RopeStoreKv { .. }
             | Self::GatedActivation { .. }
+            | Self::GatedLinear { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. } => Launch::ByBucket,
         }
@@ -285,6 +318,14 @@ impl Op {
             Self::AddRmsNorm { residual, x, weight, eps, out } => {
                 vec![Self::Add { residual, x }, Self::RmsNorm { x: residual, weight, eps, out }]
             }
+            Self::RopeStoreKv { x, v, inv_freq, pairing, head_dim, layer } => {
+                let k = View { offset: (x.offset + x.width).saturating_sub(v.width), width: v.width, ..x };
+                vec![Self::Rope { x, inv_freq, pairing, head_dim }, Self::StoreKv { k, v, layer }]
+            }
+            Self::GatedLinear { x, gate, up, activation, both, out } => vec![
+                Self::Linear { x, parts: vec![gate, up], out: both },
+                Self::GatedActivation { x: both, activation, out },
+            ],
             _ => vec![self.clone()],
         }
     }

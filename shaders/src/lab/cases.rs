@@ -3,7 +3,7 @@
 //! Invariant: a case is left out only where what the kernel fixes rules it out; whether it ran is for `check` to count.
 //! Pure; called by `check`, `reload` and the command line.
 
-use runtime::backend::cases::{Case, CaseOp, all_cases};
+use runtime::backend::cases::{AttentionCase, Case, CaseOp, all_cases};
 use runtime::program::{KvDtype, RopePairing};
 
 use super::CustomKernel;
@@ -33,7 +33,11 @@ fn meets(kernel: &str, op: &CaseOp) -> bool {
         CaseOp::Add { .. } => kernel == "add",
         CaseOp::Linear { .. } => kernel == "linear",
         CaseOp::Rope { .. } => kernel == "rope",
-        CaseOp::Attention(_) => ["store_kv", "attention", "attention_combine"].contains(&kernel),
+        CaseOp::GatedLinear { .. } => kernel == "linear",
+        CaseOp::Attention(case) => {
+            let store = if case.rope.is_some() { "rope_store_kv" } else { "store_kv" };
+            [store, "attention", "attention_combine"].contains(&kernel)
+        }
         CaseOp::GatedActivation { .. } => kernel == "gated_activation",
         CaseOp::CheckFinite { .. } => kernel == "check_finite",
         CaseOp::SelectRows { .. } => kernel == "select_rows",
@@ -45,11 +49,17 @@ pub(crate) fn may_take(kernel: &CustomKernel, op: &CaseOp) -> bool {
     kernel.fixed().iter().all(|&(name, value)| match (name, op) {
         ("FORMAT", CaseOp::Embed { format, .. }) => fragment_of(*format) == value,
         ("FORMAT", CaseOp::Linear { parts, .. }) => parts.iter().any(|part| fragment_of(part.format) == value),
+        ("FORMAT", CaseOp::GatedLinear { part, .. }) => fragment_of(part.format) == value,
+        ("GATED", CaseOp::Linear { .. }) => value == "false",
+        ("GATED", CaseOp::GatedLinear { .. }) => value == "true",
         ("HEAD_DIM", CaseOp::Attention(case)) => case.head_dim.to_string() == value,
         ("KV", CaseOp::Attention(case)) => (value == "f16") == (case.dtype == KvDtype::F16),
         ("ADD", CaseOp::RmsNorm { .. }) => value == "false",
         ("ADD", CaseOp::AddRmsNorm { .. }) => value == "true",
-        ("INTERLEAVED", CaseOp::Rope { pairing, .. }) => (value == "true") == (*pairing == RopePairing::Interleaved),
+        (
+            "INTERLEAVED",
+            CaseOp::Rope { pairing, .. } | CaseOp::Attention(AttentionCase { rope: Some(pairing), .. }),
+        ) => (value == "true") == (*pairing == RopePairing::Interleaved),
         _ => true,
     })
 }

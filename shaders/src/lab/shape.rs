@@ -35,7 +35,7 @@ fn defaults(kernel: &str) -> &'static [(&'static str, &'static str)] {
         "embed" => &[("width", "2048"), ("tokens", "64"), ("format", "q4_1")],
         "rms_norm" => &[("width", "2048"), ("tokens", "64"), ("add", "true")],
         "norm_heads" | "rope" => &[("heads", "32"), ("head_dim", "64"), ("tokens", "64")],
-        "attention" | "attention_combine" | "store_kv" => &[
+        "attention" | "attention_combine" | "store_kv" | "rope_store_kv" => &[
             ("heads", "32"),
             ("kv_heads", "8"),
             ("head_dim", "64"),
@@ -95,7 +95,7 @@ impl Sizes<'_> {
         match kernel {
             "linear" => self.linear(),
             "embed" => self.embed(),
-            "attention" | "attention_combine" | "store_kv" => self.attention(kernel),
+            "attention" | "attention_combine" | "store_kv" | "rope_store_kv" => self.attention(kernel),
             "norm_heads" | "rope" => {
                 let (heads, head_dim, tokens) =
                     (self.number("heads")?, self.quads("head_dim")?, self.number("tokens")?);
@@ -169,16 +169,20 @@ impl Sizes<'_> {
             block_size,
             rows: vec![(context - tokens, tokens); rows as usize],
             moves: BlockMoves::None,
+            rope: (kernel == "rope_store_kv").then_some(RopePairing::Half),
         };
         let (heads, kv_heads, dim) = (u64::from(heads), u64::from(kv_heads), u64::from(head_dim));
         let (context, all_tokens) = (u64::from(context), u64::from(tokens) * u64::from(rows));
         let cached = 2 * u64::from(rows) * context * kv_heads * dim * element_bytes;
-        let (bytes, flops) = if kernel == "store_kv" {
-            (2 * all_tokens * kv_heads * dim * (4 + element_bytes), 0)
-        } else {
-            // Token i of a row sees context - tokens + i + 1 positions.
-            let seen = all_tokens * (2 * context - u64::from(tokens) + 1) / 2;
-            (cached + 8 * all_tokens * heads * dim, 4 * heads * dim * seen)
+        let stored = 2 * all_tokens * kv_heads * dim * (4 + element_bytes);
+        let (bytes, flops) = match kernel {
+            "store_kv" => (stored, 0),
+            "rope_store_kv" => (stored + 8 * all_tokens * heads * dim, 3 * all_tokens * (heads + kv_heads) * dim),
+            _ => {
+                // Token i of a row sees context - tokens + i + 1 positions.
+                let seen = all_tokens * (2 * context - u64::from(tokens) + 1) / 2;
+                (cached + 8 * all_tokens * heads * dim, 4 * heads * dim * seen)
+            }
         };
         Ok((CaseOp::Attention(case), bytes, flops))
     }

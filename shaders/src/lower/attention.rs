@@ -1,11 +1,11 @@
-//! StoreKv and Attention: what meets the paged cache.
+//! StoreKv, RopeStoreKv and Attention: what meets the paged cache.
 //!
 //! Invariant: positions are cut into splits of a length that is fixed for the engine's life; whether one lane walks them or
 //! each has a lane of its own changes no bit. Called by `Lowering::op`.
 
 use runtime::error::DeviceError;
 use runtime::ids::{Layer, Slot};
-use runtime::program::{KvDtype, RowDim, View};
+use runtime::program::{KvDtype, Op, RopePairing, RowDim, View};
 
 use super::Lowering;
 use super::memory::{split_len, whole};
@@ -48,6 +48,42 @@ impl<'a> Lowering<'a, '_> {
         };
         let (settings, grid) = self.flat("store_kv", plane.heads * params.head_quads);
         let settings = settings.with("KV", kv_fragment(plane.dtype));
+        self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
+        Ok(())
+    }
+
+    /// `RopeStoreKv`: one dispatch where the kernel takes the shapes, else its expansion.
+    pub(super) fn rope_store_kv(&mut self, op: &Op) -> Result<(), DeviceError> {
+        let &Op::RopeStoreKv { x, v, inv_freq, pairing, head_dim, layer } = op else {
+            unreachable!("called for this op only");
+        };
+        if x.slot != v.slot || !head_dim.is_multiple_of(8) {
+            return self.expansion(op);
+        }
+        self.check_positions()?;
+        let (memory, layout) = (self.target.memory, self.target.layout);
+        let (keys, values) = self.planes(layer)?;
+        let (plane, half_quads) = (keys.spec, head_dim / 8);
+        let params = table::rope_store_kv::Params {
+            stride_quads: self.quads("width", self.width(x.slot))?,
+            offset_quads: self.quads("column", x.offset)?,
+            v_offset_quads: self.quads("column", v.offset)?,
+            q_heads: x.width / head_dim - plane.heads,
+            kv_heads: plane.heads,
+            half_quads,
+            block_size: self.target.state.block_size,
+        };
+        let bindings = table::rope_store_kv::Bindings {
+            x: memory.slot(x.slot),
+            inv_freq: self.target.weights.vector_of(inv_freq)?,
+            positions: memory.input(layout.positions()),
+            slots: memory.input(layout.slot_map()),
+            keys: keys.range(),
+            values: values.range(),
+        };
+        let (settings, grid) = self.flat("rope_store_kv", (x.width / head_dim + plane.heads) * half_quads);
+        let settings =
+            settings.with("KV", kv_fragment(plane.dtype)).with("INTERLEAVED", pairing == RopePairing::Interleaved);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
     }

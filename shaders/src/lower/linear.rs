@@ -45,11 +45,30 @@ impl<'a> Lowering<'a, '_> {
                     out_column: first_column + piece.first_row,
                     has_bias: u32::from(bias.is_some()),
                 };
-                self.linear_tiles(bindings, params, matrix.format, self.rows(x))?;
+                self.linear_tiles(bindings, params, (matrix.format, false), self.rows(x))?;
             }
             first_column += matrix.rows;
         }
         Ok(())
+    }
+
+    /// Gates and ups in one dispatch, where they lie behind each other in whole panels; says whether they do.
+    pub(super) fn gated_linear(&mut self, x: Slot, parts: &[LinearPart], out: Slot) -> Result<bool, DeviceError> {
+        let rows = self.width(out);
+        let matrices = self.matrices(parts)?;
+        let [(Matrix { format, groups, pieces, .. }, None)] = matrices.as_slice() else { return Ok(false) };
+        let [piece] = pieces.as_slice() else { return Ok(false) };
+        let memory = self.target.memory;
+        let bindings = table::linear::Bindings {
+            x: memory.slot(x),
+            codes: self.target.weights.range(piece.codes),
+            side: self.target.weights.range(piece.side),
+            bias: whole(&memory.unused),
+            out: memory.slot(out),
+        };
+        let params = table::linear::Params { groups: *groups, rows, out_stride: rows, out_column: 0, has_bias: 0 };
+        self.linear_tiles(bindings, params, (*format, true), self.rows(x))?;
+        Ok(true)
     }
 
     /// The matrices of a linear with their biases; such as lie behind each other (q, k and v, gate and up) become one.
@@ -76,7 +95,7 @@ impl<'a> Lowering<'a, '_> {
         &mut self,
         bindings: table::linear::Bindings<'a>,
         params: table::linear::Params,
-        format: WeightFormat,
+        (format, is_gated): (WeightFormat, bool),
         rows: RowDim,
     ) -> Result<(), DeviceError> {
         let tuning = self.tuning("linear");
@@ -88,6 +107,7 @@ impl<'a> Lowering<'a, '_> {
             let splits = if keep_splits { tuning.splits } else { 1 };
             let settings = Settings::new()
                 .with("FORMAT", fragment_of(format))
+                .with("GATED", is_gated)
                 .with("LOAD", self.load_fragment(tile))
                 .with("INPUT", self.input_fragment(tile))
                 .with("ROWS", tile.rows)

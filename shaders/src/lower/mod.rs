@@ -81,9 +81,19 @@ impl<'a> Lowering<'a, '_> {
                 self.attention(&AttentionOp { q, layer, heads, head_dim, scale, out })
             }
             Op::GatedActivation { x, out, .. } => self.gated_activation(x, out),
+            Op::RopeStoreKv { .. } => self.rope_store_kv(op),
+            Op::GatedLinear { x, gate, up, out, .. } => match self.gated_linear(x, &[gate, up], out)? {
+                true => Ok(()),
+                false => self.expansion(op),
+            },
             Op::CheckFinite { x } => self.check_finite(x),
             Op::SelectRows { x, out } => self.select_rows(x, out),
         }
+    }
+
+    /// The primitives of a fused op whose kernel does not take it.
+    fn expansion(&mut self, op: &Op) -> Result<(), DeviceError> {
+        op.expand().iter().try_for_each(|primitive| self.op(primitive))
     }
 
     fn dispatch<B: Bind<'a>>(&mut self, bindings: B, params: B::Params, settings: Settings, when: When, grid: Grid) {

@@ -122,12 +122,7 @@ impl Lowering<'_, '_> {
         pairing: RopePairing,
         head_dim: u32,
     ) -> Result<(), DeviceError> {
-        if self.target.context > MAX_POSITIONS {
-            return Err(DeviceError::Failed(format!(
-                "{}: a context of {} tokens, but the wgpu backend turns positions below {MAX_POSITIONS} only",
-                self.what, self.target.context
-            )));
-        }
+        self.check_positions()?;
         let (stride, pairs) = (self.width(x.slot), head_dim / 2);
         let params = table::rope::Params { stride, offset: x.offset, heads: x.width / head_dim, pairs };
         let bindings = table::rope::Bindings {
@@ -138,6 +133,18 @@ impl Lowering<'_, '_> {
         let (settings, grid) = self.flat("rope", pairs);
         let settings = settings.with("INTERLEAVED", pairing == RopePairing::Interleaved);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
+        Ok(())
+    }
+
+    /// # Errors
+    /// Positions that `shared/sin_cos.wgsl` does not take.
+    pub(super) fn check_positions(&self) -> Result<(), DeviceError> {
+        if self.target.context > MAX_POSITIONS {
+            return Err(DeviceError::Failed(format!(
+                "{}: a context of {} tokens, but the wgpu backend turns positions below {MAX_POSITIONS} only",
+                self.what, self.target.context
+            )));
+        }
         Ok(())
     }
 }

@@ -29,6 +29,8 @@ const ROWS: u32 = 1u;
 const TOKENS: u32 = 1u;
 const TOKEN_LANES: u32 = 1u;
 const LANES: u32 = 64u;
+// Gates and ups in one matrix stay with the built-in kernel.
+const GATED: bool = false;
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) lane: u32) {

@@ -7,9 +7,7 @@ use super::random::Random;
 use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase};
 use crate::backend::{Bucket, InputLayout, StepInputs};
 use crate::ids::{BlockId, Layer, Slot, WeightId};
-use crate::program::{
-    Activation, LinearPart, Op, Plane, Program, RopePairing, RowDim, SlotInfo, StateSpec, View, WeightInfo,
-};
+use crate::program::{Activation, LinearPart, Op, Plane, Program, RowDim, SlotInfo, StateSpec, View, WeightInfo};
 use crate::weights::HostTensor;
 
 /// Under the root of every norm of the table.
@@ -81,6 +79,7 @@ pub fn build_case(case: &Case) -> BuiltCase {
         | CaseOp::Add { tokens, .. }
         | CaseOp::AddRmsNorm { tokens, .. }
         | CaseOp::Linear { tokens, .. }
+        | CaseOp::GatedLinear { tokens, .. }
         | CaseOp::GatedActivation { tokens, .. } => {
             let output = builder.simple_op(&case.op);
             builder.finish(output, 0, *tokens, None)
@@ -165,11 +164,24 @@ impl Builder {
                 self.program.ops.push(Op::AddRmsNorm { residual, x, weight, eps: EPS, out });
                 if output == FusedOutput::Residual { residual } else { out }
             }
-            CaseOp::Linear { in_features, ref parts, tokens } => self.linear(in_features, parts, tokens),
+            CaseOp::Linear { in_features, ref parts, tokens } => {
+                let (x, parts, width) = self.linear_operands(in_features, parts, tokens);
+                let out = self.tokens_slot("out", width);
+                self.program.ops.push(Op::Linear { x, parts, out });
+                out
+            }
+            CaseOp::GatedLinear { in_features, part, tokens } => {
+                let (x, parts, width) = self.linear_operands(in_features, &[part, part], tokens);
+                let (both, out) = (self.tokens_slot("both", width), self.tokens_slot("out", width / 2));
+                let (gate, up, activation) = (parts[0], parts[1], Activation::Silu);
+                self.program.ops.push(Op::GatedLinear { x, gate, up, activation, both, out });
+                out
+            }
             CaseOp::Rope { heads, head_dim, offset, pairing, tokens, .. } => {
                 let slot = self.activations("x", offset + heads * head_dim + offset, tokens);
                 let x = View { slot, offset, width: heads * head_dim };
-                self.rope(x, pairing, head_dim);
+                let inv_freq = self.inv_freq(head_dim);
+                self.program.ops.push(Op::Rope { x, inv_freq, pairing, head_dim });
                 slot
             }
             CaseOp::GatedActivation { width, tokens } => {
@@ -190,7 +202,8 @@ impl Builder {
         }
     }
 
-    fn linear(&mut self, in_features: u32, parts: &[PartCase], tokens: u32) -> Slot {
+    /// The activations, the parts and their width.
+    fn linear_operands(&mut self, in_features: u32, parts: &[PartCase], tokens: u32) -> (Slot, Vec<LinearPart>, u32) {
         let mut values = self.random().values((in_features * tokens) as usize);
         // The second token has a group of zeros, which has no scale.
         values.iter_mut().skip(in_features as usize).take(in_features.min(32) as usize).for_each(|x| *x = 0.0);
@@ -203,15 +216,12 @@ impl Builder {
             let bias = part.bias.then(|| self.vector(&format!("bias{i}"), part.out_features));
             linear.push(LinearPart { weight, bias });
         }
-        let out = self.tokens_slot("out", parts.iter().map(|p| p.out_features).sum());
-        self.program.ops.push(Op::Linear { x, parts: linear, out });
-        out
+        (x, linear, parts.iter().map(|p| p.out_features).sum())
     }
 
-    fn rope(&mut self, x: View, pairing: RopePairing, head_dim: u32) {
+    fn inv_freq(&mut self, head_dim: u32) -> WeightId {
         let inv_freq: Vec<f32> = (0..head_dim / 2).map(|i| 10_000f32.powf(-2.0 * i as f32 / head_dim as f32)).collect();
-        let inv_freq = self.weight(HostTensor::from_f32("inv_freq", vec![inv_freq.len()], &inv_freq));
-        self.program.ops.push(Op::Rope { x, inv_freq, pairing, head_dim });
+        self.weight(HostTensor::from_f32("inv_freq", vec![inv_freq.len()], &inv_freq))
     }
 
     /// Ends the program with a copy of `output` into the logits.
@@ -283,7 +293,15 @@ fn build_attention(mut builder: Builder, case: &AttentionCase) -> BuiltCase {
     let plane = Plane { heads: case.kv_heads, dim: case.head_dim, dtype: case.dtype };
     builder.program.states.push(StateSpec::Paged { planes: vec![plane, plane] });
     let (k, v) = (view(q_width, kv_width), view(q_width + kv_width, kv_width));
-    builder.program.ops.push(Op::StoreKv { k, v, layer: Layer(0) });
+    let layer = Layer(0);
+    let store = match case.rope {
+        None => Op::StoreKv { k, v, layer },
+        Some(pairing) => {
+            let (x, head_dim) = (view(0, q_width + kv_width), case.head_dim);
+            Op::RopeStoreKv { x, v, inv_freq: builder.inv_freq(head_dim), pairing, head_dim, layer }
+        }
+    };
+    builder.program.ops.push(store);
     let out = builder.slot("out", RowDim::Tokens, q_width);
     builder.program.ops.push(Op::Attention {
         q: view(0, q_width),

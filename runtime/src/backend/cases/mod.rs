@@ -91,6 +91,12 @@ pub enum CaseOp {
         width: u32,
         tokens: u32,
     },
+    /// Two parts of one shape.
+    GatedLinear {
+        in_features: u32,
+        part: PartCase,
+        tokens: u32,
+    },
     /// Bad values in some rows; the flags are the output.
     CheckFinite {
         width: u32,
@@ -141,6 +147,8 @@ pub struct AttentionCase {
     pub rows: Vec<(u32, u32)>,
     /// What happens to each row's first block between the two steps.
     pub moves: BlockMoves,
+    /// Whether `RopeStoreKv` takes the place of `StoreKv`, and its pairs.
+    pub rope: Option<RopePairing>,
 }
 
 /// How a case moves blocks between its steps.

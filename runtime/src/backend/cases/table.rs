@@ -36,6 +36,20 @@ const QUANTISED: Tolerance = Tolerance {
              about 0.5 % rms for uniform or normal values; single outputs are within five times that of their scale",
 };
 
+/// Two products with integer blocks, multiplied.
+const GATED: Tolerance = Tolerance {
+    relative_rms: 2e-2,
+    relative_max: 1e-1,
+    reason: "two factors, each with the error of a product with integer blocks",
+};
+
+/// Attention over keys that were turned before they were rounded.
+const TURNED: Tolerance = Tolerance {
+    relative_rms: 5e-5,
+    relative_max: 1e-3,
+    reason: "an angle's last bit may send an element of a key to the other side of its rounding, which is 2^-11 of it in f16",
+};
+
 /// Every case, in a fixed order.
 pub fn all_cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -124,6 +138,15 @@ fn linear_cases(cases: &mut Vec<Case>) {
         // More tokens than pass over the weights together.
         linear(cases, widths(format)[0], 150, &[(19, format, true)]);
     }
+    for (in_features, out_features, bias, tokens) in
+        [(64, 12, false, 1), (256, 64, false, 3), (256, 192, false, 1), (512, 128, true, 2), (512, 200, false, 33)]
+    {
+        for format in WeightFormat::all().filter(|format| in_features % 256 == 0 || format.block_len() < 256) {
+            let part = PartCase { out_features, format, bias };
+            let tolerance = if format.block_len() == 1 { FLOAT } else { GATED };
+            push(cases, tolerance, CaseOp::GatedLinear { in_features, part, tokens });
+        }
+    }
     // Parts of mixed formats, as quantised files have them (v and down in more bits).
     for tokens in [1, 4, 17] {
         use WeightFormat::{Bf16, F16, F32, Q4_1, Q4K, Q5_0, Q6K, Q8_0};
@@ -143,8 +166,12 @@ fn attention_cases(cases: &mut Vec<Case>) {
         block_size: 16,
         rows: vec![(0, 1)],
         moves: BlockMoves::None,
+        rope: None,
     };
-    let mut add = |case: AttentionCase| push(cases, FLOAT, CaseOp::Attention(case));
+    let mut add = |case: AttentionCase| {
+        let is_rounded = case.rope.is_some() && case.dtype == KvDtype::F16;
+        push(cases, if is_rounded { TURNED } else { FLOAT }, CaseOp::Attention(case));
+    };
     for dtype in [KvDtype::F32, KvDtype::F16] {
         // Query heads per KV head of 1, 3 and 4; head sizes that are no power of two.
         for (heads, kv_heads, head_dim) in [(2, 2, 64), (9, 3, 64), (8, 2, 128), (4, 1, 80), (2, 1, 32), (2, 2, 256)] {
@@ -167,6 +194,13 @@ fn attention_cases(cases: &mut Vec<Case>) {
         }
         add(AttentionCase { dtype, rows: vec![(0, 300)], ..base.clone() });
         add(AttentionCase { dtype, rows: vec![(511, 2), (1023, 3), (0, 1), (64, 1)], ..base.clone() });
+        // Query heads per KV head of 1, 2 and 3; heads that end within a vector.
+        for (heads, kv_heads, head_dim) in [(9, 3, 64), (4, 2, 128), (2, 2, 24), (2, 1, 20)] {
+            for rope in [Some(RopePairing::Half), Some(RopePairing::Interleaved)] {
+                let rows = vec![(0, 5), (300, 3), (33, 1)];
+                add(AttentionCase { heads, kv_heads, head_dim, dtype, rows, rope, ..base.clone() });
+            }
+        }
         for moves in [BlockMoves::Copy, BlockMoves::ReadWrite] {
             add(AttentionCase { dtype, moves, rows: vec![(20, 1), (7, 5)], ..base.clone() });
         }

@@ -130,7 +130,7 @@ impl<'a> Lowering<'a> {
     fn quantised_bytes(&self) -> Result<usize, DeviceError> {
         let mut most = 0;
         for op in &self.program.ops {
-            if let Op::Linear { x, .. } = op {
+            if let Op::Linear { x, .. } | Op::GatedLinear { x, .. } = op {
                 most = most.max(self.max_rows(self.rows(*x)) * (self.width(*x) / GROUP) * size_of::<QuantGroup>());
             }
         }
@@ -233,6 +233,10 @@ impl<'a> Lowering<'a> {
             Op::CheckFinite { x } => RowOp::CheckFinite { x: self.columns(x), flags: self.flags },
             Op::SelectRows { x, out } => RowOp::SelectRows { x: self.columns(x), out: self.columns(out) },
             Op::Linear { x, ref parts, out } => return self.linear(x, parts, out),
+            // Chains have no barrier between their ops, so that nothing is won by a kernel for both.
+            Op::RopeStoreKv { .. } | Op::GatedLinear { .. } => {
+                return op.expand().iter().try_for_each(|op| self.op(op));
+            }
             Op::Attention { q, layer, heads, scale, out, .. } => {
                 self.end_chain();
                 let (layer, heads) = (layer.index(), heads as usize);

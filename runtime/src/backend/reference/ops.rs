@@ -35,7 +35,9 @@ impl<'a> Step<'a> {
             Op::RmsNorm { x, weight, eps, out } => self.rms_norm(*x, *weight, *eps, *out),
             Op::NormHeads { x, weight, eps } => self.norm_heads(*x, *weight, *eps),
             Op::Add { residual, x } => self.add(*residual, *x),
-            Op::AddRmsNorm { .. } => unreachable!("fused ops are expanded when a program is compiled"),
+            Op::AddRmsNorm { .. } | Op::RopeStoreKv { .. } | Op::GatedLinear { .. } => {
+                unreachable!("fused ops are expanded when a program is compiled")
+            }
             Op::Linear { x, parts, out } => return self.linear(*x, parts, *out),
             Op::Rope { x, inv_freq, pairing, head_dim } => self.rope(*x, *inv_freq, *pairing, *head_dim as usize),
             Op::StoreKv { k, v, layer } => self.store_kv(*k, *v, *layer),

@@ -1,0 +1,85 @@
+// q and k turn by positions[t] * inv_freq[i] as in rope.wgsl; k so turned and v go to slots[t] as in store_kv.wgsl.
+// x [tokens, stride]: heads of q, then of k, from column offset on; v's kv_heads from v_offset on; inv_freq [head_dim / 2];
+// positions, slots [tokens]; keys, values: planes [blocks, kv_heads, block_size, head_dim]. q is turned in place.
+// A lane owns the quads j and j + half_quads of a head: four pairs, with INTERLEAVED neighbours, else across the quads.
+// Tolerance 2e-6 rms (sine and cosine within 3e-7). head_dim is a multiple of 8, strides and offsets of 4; positions < 2^18.
+// Method: Su et al. 2021, RoFormer.
+//!use shared/sin_cos.wgsl
+//!use kv_store/f16.wgsl as KV
+//!targets spirv msl hlsl glsl
+struct Params {
+    stride_quads: u32,
+    offset_quads: u32,
+    v_offset_quads: u32,
+    q_heads: u32,
+    kv_heads: u32,
+    half_quads: u32,
+    block_size: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read_write> x: array<vec4f>;
+@group(0) @binding(2) var<storage, read> inv_freq: array<f32>;
+@group(0) @binding(3) var<storage, read> positions: array<u32>;
+@group(0) @binding(4) var<storage, read> slots: array<u32>;
+@group(0) @binding(5) var<storage, read_write> keys: array<vec2u>;
+@group(0) @binding(6) var<storage, read_write> values: array<vec2u>;
+
+const INTERLEAVED: bool = false; //!set whether neighbours form a pair
+const LANES: u32 = 32u; //!set lanes per workgroup, along the heads
+
+// Pairs of neighbours: first at `pair`, then the one after it.
+fn turn_neighbours(quad: vec4f, position: f32, pair: u32) -> vec4f {
+    let a = sin_cos(position * inv_freq[pair]);
+    let b = sin_cos(position * inv_freq[pair + 1u]);
+    return quad * vec4f(a.y, a.y, b.y, b.y) + quad.yxwz * vec4f(-a.x, a.x, -b.x, b.x);
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(global_invocation_id) id: vec3u) {
+    let head = id.x / params.half_quads;
+    let j = id.x % params.half_quads;
+    let kv_first = select(params.q_heads, params.q_heads + params.kv_heads, head >= params.q_heads + params.kv_heads);
+    let is_value = kv_first > params.q_heads;
+    if head >= kv_first + params.kv_heads {
+        return;
+    }
+    let column = select(params.offset_quads + head * 2u * params.half_quads,
+        params.v_offset_quads + (head - kv_first) * 2u * params.half_quads, is_value);
+    let at = id.y * params.stride_quads + column + j;
+    var low = x[at];
+    var high = x[at + params.half_quads];
+    if !is_value {
+        let position = f32(positions[id.y]);
+        if INTERLEAVED {
+            low = turn_neighbours(low, position, 2u * j);
+            high = turn_neighbours(high, position, 2u * (j + params.half_quads));
+        } else {
+            var sin: vec4f;
+            var cos: vec4f;
+            for (var i = 0u; i < 4u; i++) {
+                let turn = sin_cos(position * inv_freq[4u * j + i]);
+                sin[i] = turn.x;
+                cos[i] = turn.y;
+            }
+            let first = low;
+            low = first * cos - high * sin;
+            high = high * cos + first * sin;
+        }
+    }
+    if head < params.q_heads {
+        x[at] = low;
+        x[at + params.half_quads] = high;
+        return;
+    }
+    let slot = slots[id.y];
+    let block = slot / params.block_size;
+    let entry = (block * params.kv_heads + head - kv_first) * params.block_size + slot % params.block_size;
+    let quad = entry * 2u * params.half_quads + j;
+    if is_value {
+        store_value(quad, low);
+        store_value(quad + params.half_quads, high);
+    } else {
+        store_key(quad, low);
+        store_key(quad + params.half_quads, high);
+    }
+}

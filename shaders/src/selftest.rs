@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use runtime::backend::cases::{
-    AttentionCase, BlockMoves, CODES, Case, CaseOp, EXACT, FLOAT, FusedOutput, PartCase, Tolerance, run_case,
+    AttentionCase, BlockMoves, CODES, Case, CaseOp, EXACT, FLOAT, FusedOutput, PartCase, TURNED, Tolerance, run_case,
 };
 use runtime::backend::reference::ReferenceBackend;
 use runtime::error::DeviceError;
@@ -91,11 +91,11 @@ pub(crate) fn checks(
                     head_dim: *head_dim,
                     dtype: plane.dtype,
                     block_size: state.block_size,
-                    rows: vec![(1000, 2)],
+                    rows: vec![(100, 2)],
                     moves: BlockMoves::None,
                     rope: Some(*pairing),
                 };
-                add("rope_store_kv", FLOAT, CaseOp::Attention(case));
+                add("rope_store_kv", TURNED, CaseOp::Attention(case));
             }
             Op::Attention { layer, heads, head_dim, .. } => {
                 let plane = state.layers[layer.index()][0].spec;

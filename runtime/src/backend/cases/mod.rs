@@ -10,7 +10,7 @@ mod random;
 mod table;
 
 pub use build::{BuiltCase, Observed, build_case};
-pub use table::{CODES, EXACT, FLOAT, all_cases};
+pub use table::{CODES, EXACT, FLOAT, TURNED, all_cases};
 
 use super::Backend;
 use crate::error::DeviceError;

@@ -44,7 +44,7 @@ const GATED: Tolerance = Tolerance {
 };
 
 /// Attention over keys that were turned before they were rounded.
-const TURNED: Tolerance = Tolerance {
+pub const TURNED: Tolerance = Tolerance {
     relative_rms: 5e-5,
     relative_max: 1e-3,
     reason: "an angle's last bit may send an element of a key to the other side of its rounding, which is 2^-11 of it in f16",

@@ -84,9 +84,9 @@ impl Op {
             Self::Linear { parts, .. } => {
                 parts.iter().flat_map(|&LinearPart { weight, bias }| [Some(weight), bias]).flatten().collect()
             }
+            Self::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Self::Add { .. }
             | Self::StoreKv { .. }
-            | Self::Attention { .. }
             | Self::GatedActivation { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. } => Vec::new(),

@@ -154,14 +154,27 @@ fn expectation_f64(case: &Case) -> Option<Vec<f64>> {
             Some(out)
         }
         CaseOp::Attention(attention) if attention.rope.is_none() => {
-            Some(attention_f64(attention, &built.tensors[0].to_f32()))
+            let sinks = attention.sinks.then(|| wide(1));
+            Some(attention_f64(attention, &built.tensors[0].to_f32(), sinks.as_deref()))
         }
         _ => None,
     }
 }
 
-/// Attention without pages: `qkv` holds every row's positions one after the other.
-fn attention_f64(case: &AttentionCase, qkv: &[f32]) -> Vec<f64> {
+/// The tokens that a row's token at `index` sees without a window, itself last, by their index in the row.
+fn path(start: usize, parents: Option<&Vec<Option<u32>>>, index: usize) -> Vec<usize> {
+    let Some(parents) = parents.filter(|parents| !parents.is_empty() && index >= start) else {
+        return (0..=index).collect();
+    };
+    let mut own = vec![index];
+    while let Some(parent) = parents[own[own.len() - 1] - start] {
+        own.push(start + parent as usize);
+    }
+    (0..start).chain(own.into_iter().rev()).collect()
+}
+
+/// Attention without pages: `qkv` holds every row's tokens one after the other.
+fn attention_f64(case: &AttentionCase, qkv: &[f32], sinks: Option<&[f64]>) -> Vec<f64> {
     let (heads, kv_heads, dim) = (case.heads as usize, case.kv_heads as usize, case.head_dim as usize);
     let width = (heads + 2 * kv_heads) * dim;
     let round = |v: f32| match case.dtype {
@@ -170,23 +183,28 @@ fn attention_f64(case: &AttentionCase, qkv: &[f32]) -> Vec<f64> {
     };
     let scale = f64::from(6.0 / (case.head_dim as f32).sqrt());
     let (mut out, mut first) = (Vec::new(), 0);
-    for &(start, length) in &case.rows {
+    for (row, &(start, length)) in case.rows.iter().enumerate() {
         let tokens: Vec<&[f32]> =
             (0..(start + length) as usize).map(|p| &qkv[(first + p) * width..][..width]).collect();
         first += tokens.len();
-        for position in start as usize..tokens.len() {
+        for index in start as usize..tokens.len() {
+            let path = path(start as usize, case.trees.get(row), index);
+            let unseen = case.window.map_or(0, |window| path.len().saturating_sub(window as usize));
+            let seen: Vec<&[f32]> = path[unseen..].iter().map(|&other| tokens[other]).collect();
             for head in 0..heads {
                 let (k_at, v_at) = (heads + head / (heads / kv_heads), heads + kv_heads + head / (heads / kv_heads));
-                let q = &tokens[position][head * dim..][..dim];
+                let q = &tokens[index][head * dim..][..dim];
                 let score = |token: &&[f32]| {
                     let k = &token[k_at * dim..][..dim];
-                    q.iter().zip(k).map(|(&q, &k)| f64::from(q) * round(k)).sum::<f64>() * scale
+                    let score = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * round(k)).sum::<f64>() * scale;
+                    case.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                 };
-                let scores: Vec<f64> = tokens[..=position].iter().map(score).collect();
-                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                let scores: Vec<f64> = seen.iter().map(score).collect();
+                let sink = sinks.map(|sinks| sinks[head]);
+                let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = scores.iter().copied().chain(sink).map(|s| (s - max).exp()).sum();
                 out.extend((0..dim).map(|i| {
-                    let values = tokens.iter().map(|t| round(t[v_at * dim + i]));
+                    let values = seen.iter().map(|t| round(t[v_at * dim + i]));
                     scores.iter().zip(values).map(|(s, v)| (s - max).exp() / sum * v).sum::<f64>()
                 }));
             }
@@ -289,7 +307,8 @@ fn linear_does_not_depend_on_the_number_of_tokens() {
 #[test]
 fn attention_does_not_depend_on_chunks_mates_or_blocks() {
     let attention = |case: &Case| if let CaseOp::Attention(a) = &case.op { Some(a.clone()) } else { None };
-    let cases: Vec<Case> = all_cases().into_iter().filter(|c| attention(c).is_some()).collect();
+    let is_causal = |case: &Case| attention(case).is_some_and(|attention| attention.trees.is_empty());
+    let cases: Vec<Case> = all_cases().into_iter().filter(is_causal).collect();
     for (name, make) in invariant_backends() {
         for_all(&share(name, &cases), |case| {
             let whole = attention(case).ok_or("not attention")?;
@@ -310,6 +329,40 @@ fn attention_does_not_depend_on_chunks_mates_or_blocks() {
             }
             let last = vec![(start + length - 1, 1)];
             same("last token", AttentionCase { rows: last, ..alone }, &first_row[row_values(length - 1)..])
+        });
+    }
+}
+
+/// Speculation changes no bit: each token of a tree gets those that it has as the last token of its path, in a causal row.
+#[test]
+fn tokens_of_a_tree_have_the_bits_of_their_paths() {
+    let has_tree = |case: &Case| matches!(&case.op, CaseOp::Attention(a) if !a.trees.is_empty());
+    let cases: Vec<Case> = all_cases().into_iter().filter(has_tree).collect();
+    for (name, make) in invariant_backends() {
+        for_all(&cases, |case| {
+            let CaseOp::Attention(attention) = &case.op else { unreachable!("filtered above") };
+            let built = build_case(case);
+            let expected = run(&make, case)?;
+            let width = (attention.heads * attention.head_dim) as usize;
+            let starts = built.step.row_starts();
+            for (row, parents) in attention.trees.iter().enumerate() {
+                // A token in the middle of a tree and the last one, at the end of its longest path.
+                for j in [parents.len() / 2, parents.len().saturating_sub(1)].into_iter().filter(|j| *j < parents.len())
+                {
+                    let (first, start) = (starts[row] as usize, attention.rows[row].0);
+                    let path = &path(start as usize, Some(parents), start as usize + j)[start as usize..];
+                    let ids = path.iter().map(|index| built.step.token_ids()[first + index - start as usize]);
+                    let mut causal = built.clone();
+                    causal.step.clear();
+                    causal.step.push_row(ids, start, built.step.block_table(row));
+                    causal.step.push_logit_row(path.len() as u32 - 1);
+                    let got = run_built(make().as_mut(), &causal).map_err(|e| e.to_string())?;
+                    let token = (first + j) * width;
+                    same_bits(&got, &expected[token..][..width])
+                        .map_err(|e| format!("{name}, token {j} of row {row}: {e}"))?;
+                }
+            }
+            Ok(())
         });
     }
 }

@@ -72,8 +72,8 @@ pub(crate) enum Grid {
     Row,
     /// `per_token` items of each token, `items` to a workgroup.
     Items { per_token: u32, items: u32 },
-    /// The same for each split of `len` positions.
-    SplitItems { per_token: u32, items: u32, len: u32 },
+    /// The same for each split of `len` positions, `max_splits` at most.
+    SplitItems { per_token: u32, items: u32, len: u32, max_splits: u32 },
 }
 
 /// One dispatch, its bind group not made yet.
@@ -175,8 +175,9 @@ fn grid(grid: Grid, rows: u32, max_kv_len: u32) -> [u32; 2] {
         Grid::PerTile { x, tokens } => [x, rows.div_ceil(tokens)],
         Grid::Row => [rows, 1],
         Grid::Items { per_token, items } => flat(u64::from(rows) * u64::from(per_token), items),
-        Grid::SplitItems { per_token, items, len } => {
-            flat(u64::from(rows) * u64::from(per_token) * u64::from(max_kv_len.div_ceil(len)), items)
+        Grid::SplitItems { per_token, items, len, max_splits } => {
+            let splits = max_kv_len.div_ceil(len).min(max_splits);
+            flat(u64::from(rows) * u64::from(per_token) * u64::from(splits), items)
         }
     }
 }
@@ -201,7 +202,9 @@ mod tests {
             assert!(x <= MAX_GRID && y <= MAX_GRID);
         }
         assert_eq!(grid(Grid::PerTile { x: 3, tokens: 8 }, 17, 0), [3, 3]);
-        assert_eq!(grid(Grid::SplitItems { per_token: 3, items: 8, len: 64 }, 2, 65), [2, 1], "2 * 3 * 2 items");
+        let by_split = |max_splits| Grid::SplitItems { per_token: 3, items: 8, len: 64, max_splits };
+        assert_eq!(grid(by_split(u32::MAX), 2, 65), [2, 1], "2 * 3 * 2 items");
+        assert_eq!(grid(by_split(3), 2, 1000), [3, 1], "2 * 3 * 3 items");
     }
 
     #[test]

@@ -94,13 +94,18 @@ pub(crate) fn checks(
                     rows: vec![(100, 2)],
                     moves: BlockMoves::None,
                     rope: Some(*pairing),
+                    window: None,
+                    soft_cap: None,
+                    sinks: false,
+                    trees: Vec::new(),
                 };
                 add("rope_store_kv", TURNED, CaseOp::Attention(case));
             }
-            Op::Attention { layer, heads, head_dim, .. } => {
+            Op::Attention { layer, heads, head_dim, window, soft_cap, sinks, .. } => {
                 let plane = state.layers[layer.index()][0].spec;
-                // Before, the positions are stored and attended to whole; then two tokens, one split by split.
-                for rows in [vec![(split + 2, 1), (0, 1)], vec![(0, 19)]] {
+                // Before, the positions are stored and attended to whole; then some tokens, those of a tree split by split.
+                let tree = vec![None, Some(0), Some(0)];
+                for (rows, trees) in [(vec![(split + 2, 3), (0, 1)], vec![tree]), (vec![(0, 19)], vec![])] {
                     let case = AttentionCase {
                         heads: heads / plane.heads,
                         kv_heads: 1,
@@ -110,6 +115,11 @@ pub(crate) fn checks(
                         rows,
                         moves: BlockMoves::None,
                         rope: None,
+                        // So small that it ends within the first split of these cases, and within the row.
+                        window: window.map(|window| window.min(15)),
+                        soft_cap: *soft_cap,
+                        sinks: sinks.is_some(),
+                        trees,
                     };
                     add("attention", FLOAT, CaseOp::Attention(case));
                 }

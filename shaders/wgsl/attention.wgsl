@@ -1,13 +1,18 @@
 // out[t, h] = softmax over positions p <= positions[t] of (scale * q[t, h] . k[p, h']) times v[p, h'], h' the KV head of h.
-// q [tokens, q_stride], heads at column q_offset; keys, values: planes [blocks, kv_heads, block_size, head_dim];
+// With WINDOW the last `window` of them; with SOFT_CAP a score x becomes soft_cap * tanh(x / soft_cap); with SINKS the softmax
+// has one more score per head, sinks[h], without a value. A token of a tree sees the positions of its path (shared/path.wgsl).
+// q [tokens, q_stride], heads at column q_offset; keys, values: planes [blocks, kv_heads, block_size, head_dim]; sinks [heads];
 // step: the step's inputs, whole; out [tokens, heads, head_dim], or with PARTIAL [tokens, heads, splits, head_dim + 4].
-// One description for prefill, chunk and decode: a token attends to its row's blocks up to its own position.
+// One description for prefill, chunk, decode and trees: a token attends to its row's blocks by position.
 // Positions are cut into splits of SPLIT at absolute places. A lane owns HEADS query heads (that share a KV head) of one token:
 // all its splits one after the other, or one split with PARTIAL (attention_combine merges). PARTS lanes share an item's
 // positions, every PARTS-th each, merged in order. f32 sums; tolerance 2e-6 rms (order of sums, the exponential).
 // head_dim is HEAD_DIM, a multiple of 4. Method: Dao 2023, FlashAttention-2 and Flash-Decoding; Kwon et al. 2023 (paged).
 //!use kv/f16.wgsl as KV
+//!use shared/path.wgsl
 //!use shared/softmax.wgsl
+//!use shared/splits.wgsl
+//!use shared/tanh.wgsl
 //!targets spirv msl hlsl glsl
 struct Params {
     q_stride_quads: u32,
@@ -20,13 +25,18 @@ struct Params {
     positions: u32,
     token_rows: u32,
     block_tables: u32,
+    tree_masks: u32,
+    window: u32,
+    window_splits: u32,
+    soft_cap: f32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> q: array<vec4f>;
 @group(0) @binding(2) var<storage, read> keys: array<vec2u>;
 @group(0) @binding(3) var<storage, read> values: array<vec2u>;
 @group(0) @binding(4) var<storage, read> step: array<u32>;
-@group(0) @binding(5) var<storage, read_write> out: array<vec4f>;
+@group(0) @binding(5) var<storage, read> sinks: array<f32>;
+@group(0) @binding(6) var<storage, read_write> out: array<vec4f>;
 
 const HEAD_DIM: u32 = 64u; //!set elements per head
 const HEADS: u32 = 1u; //!set query heads per lane, all of one KV head
@@ -34,6 +44,9 @@ const SPLIT: u32 = 64u; //!set positions per split
 const ITEMS: u32 = 8u; //!set (token, heads, split) items per workgroup
 const PARTS: u32 = 1u; //!set lanes per item
 const PARTIAL: bool = false; //!set one split per item, merged by attention_combine
+const WINDOW: bool = false; //!set only the last positions are seen
+const SOFT_CAP: bool = false; //!set scores are capped
+const SINKS: bool = false; //!set a sink joins each softmax
 
 const QUADS: u32 = HEAD_DIM / 4u;
 const NONE: f32 = -3.0e38;
@@ -79,7 +92,10 @@ fn add_position(sums: ptr<function, Sums>, query: ptr<function, array<vec4f, HEA
         }
     }
     for (var h = 0u; h < HEADS; h++) {
-        let score = scores[h] * params.scale;
+        var score = scores[h] * params.scale;
+        if SOFT_CAP {
+            score = params.soft_cap * tanh_f32(score / params.soft_cap);
+        }
         if score > (*sums).m[h] {
             let factor = exp_f32((*sums).m[h] - score);
             (*sums).m[h] = score;
@@ -107,7 +123,7 @@ fn main(
     @builtin(local_invocation_id) lane: vec3u,
 ) {
     let num_tokens = step[0];
-    let num_splits = (step[3] + SPLIT - 1u) / SPLIT;
+    let num_splits = splits_per_token();
     let sets = params.heads / HEADS;
     let item = (workgroup.y * grid.x + workgroup.x) * ITEMS + lane.x;
     // A lane past the end computes the last token again and writes nothing: every lane meets every barrier.
@@ -116,6 +132,8 @@ fn main(
     let heads = item / num_tokens % sets;
     let kv_head = heads * HEADS / (params.heads / params.kv_heads);
     let position_end = select(0u, step[params.positions + token] + 1u, is_item);
+    let position_first = first_seen(position_end);
+    let path = path_of(token, position_end);
     let table = params.block_tables + step[params.token_rows + token] * params.max_blocks;
     var query: array<vec4f, HEADS * QUADS>;
     let q_first = token * params.q_stride_quads + params.q_offset_quads + heads * HEADS * QUADS;
@@ -125,21 +143,24 @@ fn main(
 
     var total: Sums;
     clear(&total);
-    var first_split = 0u;
+    // Splits are numbered from that of the first position that the token sees.
+    var own_split = 0u;
     var own_splits = num_splits;
     if PARTIAL {
-        first_split = item / (num_tokens * sets);
+        own_split = item / (num_tokens * sets);
         own_splits = 1u;
     }
     // Counted from 0, not from the lane's own split: a compiler must see that all lanes meet the barriers in `share`.
     for (var i = 0u; i < own_splits; i++) {
-        let first = (first_split + i) * SPLIT;
-        let end = min(first + SPLIT, position_end);
+        let split_first = (position_first / SPLIT + own_split + i) * SPLIT;
+        let first = max(split_first, position_first);
+        let end = min(split_first + SPLIT, position_end);
         var sums: Sums;
         clear(&sums);
         for (var position = first + lane.y; position < end; position += PARTS) {
-            let block = step[table + position / params.block_size];
-            let slot = (block * params.kv_heads + kv_head) * params.block_size + position % params.block_size;
+            let index = cache_index(path, position);
+            let block = step[table + index / params.block_size];
+            let slot = (block * params.kv_heads + kv_head) * params.block_size + index % params.block_size;
             add_position(&sums, &query, slot * QUADS);
         }
         if PARTS > 1u {
@@ -153,16 +174,26 @@ fn main(
         return;
     }
     for (var h = 0u; h < HEADS; h++) {
-        let row = token * params.heads + heads * HEADS + h;
+        let head = heads * HEADS + h;
+        let row = token * params.heads + head;
         if PARTIAL {
-            let at = (row * num_splits + first_split) * (QUADS + 1u);
+            let at = (row * num_splits + own_split) * (QUADS + 1u);
             for (var d = 0u; d < QUADS; d++) {
                 out[at + d] = total.values[h * QUADS + d];
             }
             out[at + QUADS] = vec4f(total.m[h], total.l[h], 0.0, 0.0);
         } else {
+            var l = total.l[h];
+            if SINKS {
+                let factors = merge_factors(total.m[h], sinks[head]);
+                l = merge_sums(l, 1.0, factors);
+                for (var d = 0u; d < QUADS; d++) {
+                    let at = h * QUADS + d;
+                    total.values[at] = merge_values(total.values[at], vec4f(), factors);
+                }
+            }
             for (var d = 0u; d < QUADS; d++) {
-                out[row * QUADS + d] = total.values[h * QUADS + d] / total.l[h];
+                out[row * QUADS + d] = total.values[h * QUADS + d] / l;
             }
         }
     }

@@ -343,8 +343,7 @@ fn a_model_runs_with_a_users_kernel() {
     let said = generate(&["--device=wgpu", &named]);
     assert!(said.err.contains("kernel loaded"), "{}", said.err);
     assert_eq!(ids(said), expected);
-    let wrong =
-        scratch.file("wrong.wgsl", kernel("attention", &[("first_split = item /", "first_split = 0u * item /")]));
+    let wrong = scratch.file("wrong.wgsl", kernel("attention", &[("own_split = item /", "own_split = 0u * item /")]));
     generate(&["--device=wgpu", &format!("--kernel=attention={wrong}")])
         .refused(&["failed the self-test", "first of "]);
     generate(&["--device=wgpu", "--kernel=attention=/no/such.wgsl"]).refused(&["/no/such.wgsl"]);

@@ -44,9 +44,11 @@ fn selection(class: DeviceClass) -> Vec<Case> {
         | CaseOp::CheckFinite { width, .. }
         | CaseOp::SelectRows { width, .. } => [40, 1536].contains(width),
         CaseOp::NormHeads { .. } | CaseOp::Rope { .. } => true,
-        CaseOp::Attention(AttentionCase { heads, head_dim, rows, moves, .. }) => {
+        CaseOp::Attention(AttentionCase { heads, head_dim, rows, moves, trees, .. }) => {
             *moves == BlockMoves::None
-                && ([(9, 64), (2, 256), (7, 20)].contains(&(*heads, *head_dim)) || rows[0] == (599, 1))
+                && ([(9, 64), (2, 256), (7, 20), (6, 20)].contains(&(*heads, *head_dim))
+                    || rows[0] == (599, 1)
+                    || !trees.is_empty())
         }
     };
     all_cases().into_iter().filter(is_chosen).collect()

@@ -9,7 +9,7 @@ pub mod inputs;
 mod pool;
 pub mod reference;
 
-pub use inputs::{InputLayout, StepInputs};
+pub use inputs::{InputLayout, MAX_TREE_TOKENS, StepInputs, TreeToken};
 
 use crate::error::DeviceError;
 use crate::ids::{BlockId, Layer, PlanId, WeightId};

@@ -256,7 +256,8 @@ impl<'a> Builder<'a> {
         self.push(Op::RopeStoreKv { x: view(0, q_width + kv_width), v, inv_freq, pairing, head_dim, layer });
         let out = self.slot(&format!("l{i}.attn"), RowDim::Tokens, q_width);
         let scale = 1.0 / (head_dim as f32).sqrt();
-        self.push(Op::Attention { q, layer, heads, head_dim, scale, out });
+        let (window, soft_cap, sinks) = (None, None, None);
+        self.push(Op::Attention { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out });
         let part = Part { name: &house("o"), out_features: config.hidden, bias };
         self.linear(out, &format!("l{i}.attn_out"), &[part])
     }

@@ -89,9 +89,9 @@ impl Op {
             | Self::RopeStoreKv { inv_freq: weight, .. } => vec![*weight],
             Self::Linear { parts, .. } => of_parts(parts),
             Self::GatedLinear { gate, up, .. } => of_parts(&[*gate, *up]),
+            Self::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Self::Add { .. }
             | Self::StoreKv { .. }
-            | Self::Attention { .. }
             | Self::GatedActivation { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. } => Vec::new(),

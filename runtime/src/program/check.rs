@@ -189,7 +189,7 @@ impl Checker<'_> {
                 self.equal("k", "width of the plane", u64::from(key.heads) * u64::from(key.dim), k.width)?;
                 self.equal("v", "width of the plane", u64::from(value.heads) * u64::from(value.dim), v.width)
             }
-            Op::Attention { q, layer, heads, head_dim, out, .. } => {
+            Op::Attention { q, layer, heads, head_dim, window, soft_cap, sinks, out, .. } => {
                 let [key, value] = self.planes(*layer)?;
                 self.equal("q", "head_dim of the plane", key.dim, *head_dim)?;
                 self.equal("v", "head_dim and heads of k", format!("{value:?}"), format!("{key:?}"))?;
@@ -198,6 +198,13 @@ impl Checker<'_> {
                 if key.heads == 0 || !heads.is_multiple_of(key.heads) {
                     return Err(self.error("q", format!("a multiple of {} KV heads", key.heads), heads));
                 }
+                if *window == Some(0) {
+                    return Err(self.error("window", "at least 1 position", 0));
+                }
+                if let Some(cap) = soft_cap.filter(|cap| !(cap.is_normal() && *cap > 0.0)) {
+                    return Err(self.error("soft_cap", "a number above 0", cap));
+                }
+                sinks.map_or(Ok(()), |sinks| self.vector(sinks, *heads))?;
                 self.equal(&self.slot(*out)?.name, "width", q.width, self.rows_of(*out, RowDim::Tokens)?)
             }
             Op::GatedActivation { x, out, .. } => {
@@ -316,6 +323,34 @@ mod tests {
         let store = View { slot: Slot(0), offset: u32::MAX, width: 2 };
         let store = Op::StoreKv { k: store, v: store, layer: Layer(0) };
         assert!(error(|program| program.ops.insert(1, store)).contains("state 0"));
+    }
+
+    #[test]
+    fn what_attention_sees_is_checked() {
+        let built = built(|op| matches!(op, Op::Attention { sinks: Some(_), .. }));
+        let problem = |change: fn(&mut Op)| {
+            let mut program = built.program.clone();
+            let op = program.ops.iter_mut().find(|op| matches!(op, Op::Attention { .. })).expect("it was picked so");
+            change(op);
+            check(&program, Path::new("m.gguf")).expect_err("the program is wrong").to_string()
+        };
+        let set_window = |op: &mut Op| {
+            if let Op::Attention { window, .. } = op {
+                *window = Some(0);
+            }
+        };
+        assert!(problem(set_window).contains("'window (op 2, Attention)': expected at least 1 position, got 0"));
+        let set_cap = |op: &mut Op| {
+            if let Op::Attention { soft_cap, .. } = op {
+                *soft_cap = Some(f32::NAN);
+            }
+        };
+        assert!(problem(set_cap).contains("'soft_cap (op 2, Attention)': expected a number above 0, got NaN"));
+        let mut program = built.program.clone();
+        let info = program.weights.iter_mut().find(|info| info.name == "sinks").expect("it has sinks");
+        info.shape[0] += 1;
+        let sinks = check(&program, Path::new("m.gguf")).expect_err("one sink too many").to_string();
+        assert!(sinks.contains("'sinks (op 2, Attention)': expected length "), "{sinks}");
     }
 
     #[test]

@@ -79,9 +79,12 @@ impl Display for Line<'_> {
                 write!(f, "{kind} {}, {}, {pairing:?}, head_dim {head_dim}", p.view(*x), p.weight(*inv_freq))
             }
             Op::StoreKv { k, v, layer } => write!(f, "{kind} {}, {}, state {layer}", p.view(*k), p.view(*v)),
-            Op::Attention { q, layer, heads, head_dim, scale, out } => {
+            Op::Attention { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out } => {
                 let (out, q) = (p.slot_shape(*out), p.view(*q));
-                write!(f, "{out} = {kind} {q}, state {layer}, heads {heads}, head_dim {head_dim}, scale {scale}")
+                write!(f, "{out} = {kind} {q}, state {layer}, heads {heads}, head_dim {head_dim}, scale {scale}")?;
+                window.map_or(Ok(()), |window| write!(f, ", window {window}"))?;
+                soft_cap.map_or(Ok(()), |cap| write!(f, ", soft cap {cap}"))?;
+                sinks.map_or(Ok(()), |sinks| write!(f, ", sinks {}", p.weight(sinks)))
             }
             Op::GatedActivation { x, activation, out } => {
                 write!(f, "{} = {kind} {}, {activation:?}", p.slot_shape(*out), p.slot(*x))
@@ -97,5 +100,38 @@ impl Display for Line<'_> {
             Op::CheckFinite { x } => write!(f, "{kind} {}", p.slot(*x)),
             Op::SelectRows { x, out } => write!(f, "{} = {kind} {}", p.slot_shape(*out), p.slot(*x)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Layer;
+    use crate::program::{SlotInfo, WeightInfo};
+
+    #[test]
+    fn attention_says_what_it_sees() {
+        let slot = |name: &str| SlotInfo { name: name.into(), rows: RowDim::Tokens, width: 8 };
+        let q = View { slot: Slot(0), offset: 0, width: 8 };
+        let line = |window, soft_cap, sinks| {
+            let op = Op::Attention {
+                q,
+                layer: Layer(0),
+                heads: 2,
+                head_dim: 4,
+                scale: 0.5,
+                window,
+                soft_cap,
+                sinks,
+                out: Slot(1),
+            };
+            let weights = vec![WeightInfo { name: "sinks".into(), shape: vec![2] }];
+            let program = Program { slots: vec![slot("q"), slot("out")], weights, ops: vec![op], ..Program::default() };
+            program.to_string().lines().nth(1).expect("the op's line").trim_start_matches([' ', '0']).to_owned()
+        };
+        let plain = "out[tokens, 8] = Attention q[0..8], state 0, heads 2, head_dim 4, scale 0.5";
+        assert_eq!(line(None, None, None), plain);
+        let all = format!("{plain}, window 7, soft cap 50, sinks sinks[2]");
+        assert_eq!(line(Some(7), Some(50.0), Some(WeightId(0))), all);
     }
 }

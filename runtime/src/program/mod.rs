@@ -237,8 +237,9 @@ pub enum Op {
         /// Where K and V go.
         layer: Layer,
     },
-    /// Causal attention over the paged cache only (the own chunk was stored before).
-    /// Step inputs: row starts, positions, KV lengths, block tables.
+    /// Attention over the paged cache only (the own chunk was stored before): `softmax(score) · v`, the score of a key being
+    /// `scale * q · k`, capped, over the positions up to the token's own; in a tree row, over those of its path
+    /// (`StepInputs::push_tree_row`). Step inputs: row starts, positions, KV lengths, block tables, tree masks.
     Attention {
         /// `[tokens, heads * head_dim]`.
         q: View,
@@ -250,6 +251,13 @@ pub enum Op {
         head_dim: u32,
         /// Multiplies q·k.
         scale: f32,
+        /// Positions that a token sees, its own included, above 0: those above `position - window`.
+        window: Option<u32>,
+        /// Above 0: scores become `soft_cap * tanh(score / soft_cap)` (Gemma 2).
+        soft_cap: Option<f32>,
+        /// `[heads]`: a score per query head that joins the softmax's sum and has no value (Xiao et al. 2023, learned as in
+        /// gpt-oss).
+        sinks: Option<WeightId>,
         /// `[tokens, heads * head_dim]`.
         out: Slot,
     },

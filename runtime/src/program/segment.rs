@@ -41,7 +41,17 @@ mod tests {
 
     fn program() -> Program {
         let view = View { slot: Slot(0), offset: 0, width: 1 };
-        let attention = Op::Attention { q: view, layer: Layer(0), heads: 1, head_dim: 1, scale: 1.0, out: Slot(1) };
+        let attention = Op::Attention {
+            q: view,
+            layer: Layer(0),
+            heads: 1,
+            head_dim: 1,
+            scale: 1.0,
+            window: None,
+            soft_cap: None,
+            sinks: None,
+            out: Slot(1),
+        };
         let check = Op::CheckFinite { x: Slot(0) };
         let ops = vec![check.clone(), check.clone(), attention.clone(), attention, check];
         Program { ops, ..Program::default() }

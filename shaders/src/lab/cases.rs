@@ -54,6 +54,9 @@ pub(crate) fn may_take(kernel: &CustomKernel, op: &CaseOp) -> bool {
         ("GATED", CaseOp::GatedLinear { .. }) => value == "true",
         ("HEAD_DIM", CaseOp::Attention(case)) => case.head_dim.to_string() == value,
         ("KV", CaseOp::Attention(case)) => (value == "f16") == (case.dtype == KvDtype::F16),
+        ("WINDOW", CaseOp::Attention(case)) => (value == "true") == case.window.is_some(),
+        ("SOFT_CAP", CaseOp::Attention(case)) => (value == "true") == case.soft_cap.is_some(),
+        ("SINKS", CaseOp::Attention(case)) => (value == "true") == case.sinks,
         ("ADD", CaseOp::RmsNorm { .. }) => value == "false",
         ("ADD", CaseOp::AddRmsNorm { .. }) => value == "true",
         (

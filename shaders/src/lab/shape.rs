@@ -44,6 +44,9 @@ fn defaults(kernel: &str) -> &'static [(&'static str, &'static str)] {
             ("rows", "1"),
             ("cache", "f16"),
             ("block_size", "16"),
+            ("window", "none"),
+            ("soft_cap", "none"),
+            ("sinks", "false"),
         ],
         _ => &[("width", "2048"), ("tokens", "64")],
     }
@@ -76,6 +79,21 @@ impl Sizes<'_> {
         let text = &self.0[name];
         let number = text.parse().ok().filter(|number| (1..=1 << 20).contains(number));
         number.ok_or_else(|| format!("{name}={text}: expected a number from 1 to {}", 1 << 20))
+    }
+
+    /// A number above 0, or `none`.
+    fn optional<T: std::str::FromStr + PartialOrd + Default>(&self, name: &str) -> Result<Option<T>, String> {
+        let text = &self.0[name];
+        if text == "none" {
+            return Ok(None);
+        }
+        let number = text.parse().ok().filter(|number: &T| *number > T::default());
+        number.map(Some).ok_or_else(|| format!("{name}={text}: expected a number above 0, or none"))
+    }
+
+    fn switch(&self, name: &str) -> Result<bool, String> {
+        let text = &self.0[name];
+        text.parse().map_err(|_| format!("{name}={text}: expected true or false"))
     }
 
     fn quads(&self, name: &str) -> Result<u32, String> {
@@ -118,10 +136,9 @@ impl Sizes<'_> {
             "gated_activation" => (CaseOp::GatedActivation { width, tokens }, 12 * n, 20 * n),
             "check_finite" => (CaseOp::CheckFinite { width, tokens }, 4 * n, 0),
             "select_rows" => (CaseOp::SelectRows { width, tokens, logit_rows: tokens }, 8 * n, 0),
-            _ => match self.0["add"].as_str() {
-                "true" => (CaseOp::AddRmsNorm { width, tokens, output: FusedOutput::Normed }, 16 * n, 5 * n),
-                "false" => (CaseOp::RmsNorm { width, tokens }, 8 * n, 4 * n),
-                other => return Err(format!("add={other}: expected true or false")),
+            _ => match self.switch("add")? {
+                true => (CaseOp::AddRmsNorm { width, tokens, output: FusedOutput::Normed }, 16 * n, 5 * n),
+                false => (CaseOp::RmsNorm { width, tokens }, 8 * n, 4 * n),
             },
         })
     }
@@ -170,17 +187,22 @@ impl Sizes<'_> {
             rows: vec![(context - tokens, tokens); rows as usize],
             moves: BlockMoves::None,
             rope: (kernel == "rope_store_kv").then_some(RopePairing::Half),
+            window: self.optional("window")?,
+            soft_cap: self.optional("soft_cap")?,
+            sinks: self.switch("sinks")?,
+            trees: Vec::new(),
         };
+        let window = u64::from(case.window.unwrap_or(u32::MAX));
         let (heads, kv_heads, dim) = (u64::from(heads), u64::from(kv_heads), u64::from(head_dim));
-        let (context, all_tokens) = (u64::from(context), u64::from(tokens) * u64::from(rows));
-        let cached = 2 * u64::from(rows) * context * kv_heads * dim * element_bytes;
+        let (context, tokens, rows) = (u64::from(context), u64::from(tokens), u64::from(rows));
+        let all_tokens = tokens * rows;
+        let cached = 2 * rows * context.min(window + tokens - 1) * kv_heads * dim * element_bytes;
         let stored = 2 * all_tokens * kv_heads * dim * (4 + element_bytes);
         let (bytes, flops) = match kernel {
             "store_kv" => (stored, 0),
             "rope_store_kv" => (stored + 8 * all_tokens * heads * dim, 3 * all_tokens * (heads + kv_heads) * dim),
             _ => {
-                // Token i of a row sees context - tokens + i + 1 positions.
-                let seen = all_tokens * (2 * context - u64::from(tokens) + 1) / 2;
+                let seen = rows * (context - tokens + 1..=context).map(|seen| seen.min(window)).sum::<u64>();
                 (cached + 8 * all_tokens * heads * dim, 4 * heads * dim * seen)
             }
         };

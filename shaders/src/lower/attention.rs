@@ -4,11 +4,11 @@
 //! each has a lane of its own changes no bit. Called by `Lowering::op`.
 
 use runtime::error::DeviceError;
-use runtime::ids::{Layer, Slot};
+use runtime::ids::{Layer, Slot, WeightId};
 use runtime::program::{KvDtype, Op, RopePairing, RowDim, View};
 
 use super::Lowering;
-use super::memory::{split_len, whole};
+use super::memory::{split_len, whole, window_splits};
 use crate::compose::Settings;
 use crate::replay::{Grid, When};
 use crate::state::PlaneState;
@@ -22,7 +22,17 @@ pub(super) struct AttentionOp {
     pub(super) heads: u32,
     pub(super) head_dim: u32,
     pub(super) scale: f32,
+    pub(super) window: Option<u32>,
+    pub(super) soft_cap: Option<f32>,
+    pub(super) sinks: Option<WeightId>,
     pub(super) out: Slot,
+}
+
+/// Heads per lane, items per workgroup, lanes per item.
+struct Shape {
+    lane_heads: u32,
+    items: u32,
+    parts: u32,
 }
 
 impl<'a> Lowering<'a, '_> {
@@ -97,59 +107,86 @@ impl<'a> Lowering<'a, '_> {
     }
 
     pub(super) fn attention(&mut self, op: &AttentionOp) -> Result<(), DeviceError> {
-        let (memory, layout, tuning) = (self.target.memory, self.target.layout, self.tuning("attention"));
-        let tile = tuning.attention;
+        let (memory, tuning) = (self.target.memory, self.tuning("attention"));
         let (keys, values) = self.planes(op.layer)?;
-        let plane = keys.spec;
         let split = split_len(tuning, self.target.context);
-        let head_quads = self.quads("head_dim", op.head_dim)?;
-        let group = op.heads / plane.heads;
-        let most = (tile.max_values / op.head_dim).max(1);
-        let fits = |heads: &u32| *heads > 0 && group.is_multiple_of(*heads);
-        let tuned_heads = (1..=group.min(most)).rev().find(fits).unwrap_or(1);
-        let lane_heads = Some(self.shape("attention", "HEADS", tuned_heads)).filter(fits).unwrap_or(tuned_heads);
-        let items = self.shape("attention", "ITEMS", tile.items).max(1);
-        let parts = self.attention_parts(tile, items * lane_heads, op.head_dim);
-        let params = table::attention::Params {
+        let max_splits = window_splits(op.window, split);
+        let sinks = op.sinks.map(|sinks| self.target.weights.vector_of(sinks)).transpose()?;
+        let sinks = sinks.unwrap_or(whole(&memory.unused));
+        let params = self.attention_params(op, keys.spec.heads, max_splits)?;
+        let bindings = |out| table::attention::Bindings {
+            q: memory.slot(op.q.slot),
+            keys: keys.range(),
+            values: values.range(),
+            step: whole(&memory.inputs),
+            sinks,
+            out,
+        };
+        let Shape { lane_heads, items, parts } = self.attention_shape(tuning.attention, op, keys.spec.heads);
+        let settings = Settings::new()
+            .with("KV", kv_fragment(keys.spec.dtype))
+            .with("HEAD_DIM", op.head_dim)
+            .with("HEADS", lane_heads)
+            .with("SPLIT", split)
+            .with("ITEMS", items)
+            .with("PARTS", parts)
+            .with("WINDOW", op.window.is_some())
+            .with("SOFT_CAP", op.soft_cap.is_some())
+            .with("SINKS", op.sinks.is_some());
+        let per_token = op.heads / lane_heads;
+        let max_tokens = tuning.attention.max_split_tokens;
+        let (whole_when, split_when) = (When::Whole { len: split, max_tokens }, When::Split { len: split, max_tokens });
+        let out = memory.slot(op.out);
+        self.dispatch(bindings(out), params, settings.clone(), whole_when, Grid::Items { per_token, items });
+        let partials = whole(&memory.partials);
+        let grid = Grid::SplitItems { per_token, items, len: split, max_splits };
+        self.dispatch(bindings(partials), params, settings.with("PARTIAL", true), split_when, grid);
+        let combine = table::attention_combine::Bindings { partials, step: whole(&memory.inputs), sinks, out };
+        let head_quads = op.head_dim / 4;
+        let table::attention::Params { heads, positions, window, window_splits, .. } = params;
+        let params = table::attention_combine::Params { heads, head_quads, positions, window, window_splits };
+        let (settings, grid) = self.flat("attention_combine", op.heads * head_quads);
+        let settings =
+            settings.with("SPLIT", split).with("WINDOW", op.window.is_some()).with("SINKS", op.sinks.is_some());
+        self.dispatch(combine, params, settings, split_when, grid);
+        Ok(())
+    }
+
+    fn attention_params(
+        &self,
+        op: &AttentionOp,
+        kv_heads: u32,
+        window_splits: u32,
+    ) -> Result<table::attention::Params, DeviceError> {
+        self.quads("head_dim", op.head_dim)?;
+        let layout = self.target.layout;
+        Ok(table::attention::Params {
             q_stride_quads: self.quads("width", self.width(op.q.slot))?,
             q_offset_quads: self.quads("column", op.q.offset)?,
             heads: op.heads,
-            kv_heads: plane.heads,
+            kv_heads,
             scale: op.scale,
             block_size: self.target.state.block_size,
             max_blocks: layout.max_blocks_per_row,
             positions: layout.positions().start as u32,
             token_rows: layout.token_rows().start as u32,
             block_tables: layout.block_tables() as u32,
-        };
-        let bindings = |out| table::attention::Bindings {
-            q: memory.slot(op.q.slot),
-            keys: keys.range(),
-            values: values.range(),
-            step: whole(&memory.inputs),
-            out,
-        };
-        let settings = Settings::new()
-            .with("KV", kv_fragment(plane.dtype))
-            .with("HEAD_DIM", op.head_dim)
-            .with("HEADS", lane_heads)
-            .with("SPLIT", split)
-            .with("ITEMS", items)
-            .with("PARTS", parts);
-        let per_token = op.heads / lane_heads;
-        let whole_when = When::Whole { len: split, max_tokens: tile.max_split_tokens };
-        let split_when = When::Split { len: split, max_tokens: tile.max_split_tokens };
-        let out = memory.slot(op.out);
-        self.dispatch(bindings(out), params, settings.clone(), whole_when, Grid::Items { per_token, items });
-        let partials = whole(&memory.partials);
-        let grid = Grid::SplitItems { per_token, items, len: split };
-        self.dispatch(bindings(partials), params, settings.with("PARTIAL", true), split_when, grid);
-        let combine = table::attention_combine::Bindings { partials, step: whole(&memory.inputs), out };
-        let combine_params =
-            table::attention_combine::Params { heads: op.heads, head_quads, positions: params.positions };
-        let (settings, grid) = self.flat("attention_combine", op.heads * head_quads);
-        self.dispatch(combine, combine_params, settings.with("SPLIT", split), split_when, grid);
-        Ok(())
+            tree_masks: layout.tree_masks() as u32,
+            window: op.window.unwrap_or(u32::MAX),
+            window_splits,
+            soft_cap: op.soft_cap.unwrap_or_default(),
+        })
+    }
+
+    /// The table's shape, as far as the heads and workgroup memory allow.
+    fn attention_shape(&self, tile: AttentionTile, op: &AttentionOp, kv_heads: u32) -> Shape {
+        let group = op.heads / kv_heads;
+        let most = (tile.max_values / op.head_dim).max(1);
+        let fits = |heads: &u32| *heads > 0 && group.is_multiple_of(*heads);
+        let tuned_heads = (1..=group.min(most)).rev().find(fits).unwrap_or(1);
+        let lane_heads = Some(self.shape("attention", "HEADS", tuned_heads)).filter(fits).unwrap_or(tuned_heads);
+        let items = self.shape("attention", "ITEMS", tile.items).max(1);
+        Shape { lane_heads, items, parts: self.attention_parts(tile, items * lane_heads, op.head_dim) }
     }
 
     /// Lanes per item: the table's, or fewer where `sums` for each of them do not fit workgroup memory.

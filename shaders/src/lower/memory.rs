@@ -79,14 +79,23 @@ pub(crate) fn split_len(tuning: &Tuning, context: u32) -> u32 {
     tuning.attention.split.max(context.div_ceil(MAX_SPLITS).next_power_of_two())
 }
 
+/// Splits that the positions which a token sees lie in at most.
+pub(super) fn window_splits(window: Option<u32>, split: u32) -> u32 {
+    // Of `window` positions in a row, all but the first may reach into further splits.
+    window.map_or(u32::MAX, |window| (window - 1).div_ceil(split) + 1)
+}
+
 fn partial_bytes(tuning: &Tuning, program: &Program, layout: &InputLayout, context: u32) -> u64 {
     // At most one more than the context has, where a block reaches past it.
     let positions = layout.max_blocks_per_row.saturating_mul(layout.block_size);
-    let splits = u64::from(positions.div_ceil(split_len(tuning, context)));
+    let split = split_len(tuning, context);
+    let splits = |window| u64::from(positions.div_ceil(split).min(window_splits(window, split)));
     let tokens = u64::from(layout.bucket.tokens.min(tuning.attention.max_split_tokens));
-    let per_split = program.ops.iter().map(|op| match op {
-        Op::Attention { heads, head_dim, .. } => u64::from(*heads) * u64::from(head_dim + 4) * 4,
+    let per_token = program.ops.iter().map(|op| match op {
+        Op::Attention { heads, head_dim, window, .. } => {
+            splits(*window) * u64::from(*heads) * u64::from(head_dim + 4) * 4
+        }
         _ => 0,
     });
-    tokens * splits * per_split.max().unwrap_or(0)
+    tokens * per_token.max().unwrap_or(0)
 }

@@ -77,8 +77,8 @@ impl<'a> Lowering<'a, '_> {
             Op::Linear { x, ref parts, out } => self.linear(x, parts, out),
             Op::Rope { x, inv_freq, pairing, head_dim } => self.rope(x, inv_freq, pairing, head_dim),
             Op::StoreKv { k, v, layer } => self.store_kv(k, v, layer),
-            Op::Attention { q, layer, heads, head_dim, scale, out } => {
-                self.attention(&AttentionOp { q, layer, heads, head_dim, scale, out })
+            Op::Attention { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out } => {
+                self.attention(&AttentionOp { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out })
             }
             Op::GatedActivation { x, out, .. } => self.gated_activation(x, out),
             Op::RopeStoreKv { .. } => self.rope_store_kv(op),

@@ -88,7 +88,11 @@ fn is_small(case: &Case) -> bool {
         CaseOp::Linear { in_features, parts, tokens } => *in_features <= 512 && parts.len() == 1 && *tokens == 1,
         CaseOp::Embed { tokens, .. } => *tokens == 37,
         // Three query heads per KV head, and heads too wide for the table's number of lanes.
-        CaseOp::Attention(attention) => [(9, 64), (2, 256)].contains(&(attention.heads, attention.head_dim)),
+        // And all that it can do at once.
+        CaseOp::Attention(attention) => {
+            [(9, 64), (2, 256)].contains(&(attention.heads, attention.head_dim))
+                || attention.sinks && attention.window.is_some()
+        }
         CaseOp::RmsNorm { width, .. } | CaseOp::AddRmsNorm { width, .. } => *width == 64,
         _ => false,
     }

@@ -5,7 +5,7 @@
 
 use super::random::Random;
 use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase};
-use crate::backend::{Bucket, InputLayout, StepInputs};
+use crate::backend::{Bucket, InputLayout, StepInputs, TreeToken};
 use crate::ids::{BlockId, Layer, Slot, WeightId};
 use crate::program::{Activation, LinearPart, Op, Plane, Program, RowDim, SlotInfo, StateSpec, View, WeightInfo};
 use crate::weights::HostTensor;
@@ -48,6 +48,8 @@ struct StepRow {
     token_ids: std::ops::Range<u32>,
     start: u32,
     block_table: Vec<u32>,
+    /// Of each token of a tree row; empty in a causal one.
+    parents: Vec<Option<u32>>,
 }
 
 struct Builder {
@@ -240,7 +242,8 @@ impl Builder {
         let chosen = chosen.unwrap_or_else(|| (0..tokens).collect());
         let bucket = Bucket { tokens, rows: 1, logit_rows: chosen.len() as u32 };
         let layout = InputLayout::new(bucket, num_blocks, block_size, ALIGN_WORDS);
-        let row = StepRow { token_ids: 0..tokens, start, block_table: (1..num_blocks).collect() };
+        let block_table = (1..num_blocks).collect();
+        let row = StepRow { token_ids: 0..tokens, start, block_table, parents: Vec::new() };
         BuiltCase {
             program: self.program,
             tensors: self.tensors,
@@ -257,7 +260,13 @@ fn step_inputs(layout: InputLayout, rows: &[StepRow], logit_rows: &[u32]) -> Ste
     let mut inputs = StepInputs::new(layout);
     inputs.clear();
     for row in rows.iter().filter(|row| !row.token_ids.is_empty()) {
-        inputs.push_row(row.token_ids.clone(), row.start, &row.block_table);
+        if row.parents.is_empty() {
+            inputs.push_row(row.token_ids.clone(), row.start, &row.block_table);
+            continue;
+        }
+        assert_eq!(row.token_ids.len(), row.parents.len(), "a tree names the parent of each token of its row");
+        let tokens = row.token_ids.clone().zip(&row.parents).map(|(id, &parent)| TreeToken { id, parent });
+        inputs.push_tree_row(&tokens.collect::<Vec<_>>(), row.start, &row.block_table);
     }
     for &token in logit_rows {
         inputs.push_logit_row(token);
@@ -302,6 +311,11 @@ fn build_attention(mut builder: Builder, case: &AttentionCase) -> BuiltCase {
         }
     };
     builder.program.ops.push(store);
+    let sinks = case.sinks.then(|| {
+        // Among the scores, which reach as far: they take from nothing to nearly all of a softmax.
+        let values: Vec<f32> = builder.random().values(case.heads as usize).iter().map(|x| 8.0 * x).collect();
+        builder.weight(HostTensor::from_f32("sinks", vec![values.len()], &values))
+    });
     let out = builder.slot("out", RowDim::Tokens, q_width);
     builder.program.ops.push(Op::Attention {
         q: view(0, q_width),
@@ -310,6 +324,9 @@ fn build_attention(mut builder: Builder, case: &AttentionCase) -> BuiltCase {
         head_dim: case.head_dim,
         // Larger than 1 / sqrt(head_dim), so that the softmax of uniform values has peaks.
         scale: 6.0 / (case.head_dim as f32).sqrt(),
+        window: case.window,
+        soft_cap: case.soft_cap,
+        sinks,
         out,
     });
     builder.select(out);
@@ -326,6 +343,7 @@ fn build_attention(mut builder: Builder, case: &AttentionCase) -> BuiltCase {
             token_ids: row.token_ids.start..row.token_ids.start + row.start,
             start: 0,
             block_table: row.block_table.clone(),
+            parents: Vec::new(),
         })
         .collect();
     let now: Vec<StepRow> = rows
@@ -358,13 +376,14 @@ fn attention_rows(case: &AttentionCase, seed: u64) -> (Vec<StepRow>, Vec<(BlockI
     let mut free: Vec<u32> = (1..num_blocks).collect();
     Random::new(seed, 999).shuffle(&mut free);
     let (mut rows, mut moved, mut first_id) = (Vec::new(), Vec::new(), 0);
-    for row in &case.rows {
+    for (i, row) in case.rows.iter().enumerate() {
         let token_ids = first_id..first_id + row.0 + row.1;
         first_id = token_ids.end;
         let block_table = free.split_off(free.len() - blocks_of(row) as usize);
         let spare = free.pop().expect("one spare block per row was counted");
         moved.push((BlockId(block_table[0]), BlockId(spare)));
-        rows.push(StepRow { token_ids, start: row.0, block_table });
+        let parents = case.trees.get(i).cloned().unwrap_or_default();
+        rows.push(StepRow { token_ids, start: row.0, block_table, parents });
     }
     (rows, moved, num_blocks)
 }

@@ -131,7 +131,7 @@ pub enum FusedOutput {
 }
 
 /// Shapes of an attention case.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AttentionCase {
     /// Query heads.
     pub heads: u32,
@@ -149,6 +149,14 @@ pub struct AttentionCase {
     pub moves: BlockMoves,
     /// Whether `RopeStoreKv` takes the place of `StoreKv`, and its pairs.
     pub rope: Option<RopePairing>,
+    /// See `Op::Attention`.
+    pub window: Option<u32>,
+    /// See `Op::Attention`.
+    pub soft_cap: Option<f32>,
+    /// Whether there are sinks.
+    pub sinks: bool,
+    /// Per row the parents of its tokens, which makes it a tree; none, or past the last: a causal row.
+    pub trees: Vec<Vec<Option<u32>>>,
 }
 
 /// How a case moves blocks between its steps.

@@ -167,6 +167,10 @@ fn attention_cases(cases: &mut Vec<Case>) {
         rows: vec![(0, 1)],
         moves: BlockMoves::None,
         rope: None,
+        window: None,
+        soft_cap: None,
+        sinks: false,
+        trees: Vec::new(),
     };
     let mut add = |case: AttentionCase| {
         let is_rounded = case.rope.is_some() && case.dtype == KvDtype::F16;
@@ -205,4 +209,52 @@ fn attention_cases(cases: &mut Vec<Case>) {
             add(AttentionCase { dtype, moves, rows: vec![(20, 1), (7, 5)], ..base.clone() });
         }
     }
+    let base = AttentionCase { heads: 4, kv_heads: 2, head_dim: 32, ..base };
+    window_cases(&base, &mut add);
+    for cap in [0.5, 5.0, 50.0] {
+        add(AttentionCase { soft_cap: Some(cap), rows: vec![(0, 5), (270, 3), (33, 1)], ..base.clone() });
+    }
+    for rows in [vec![(0, 5), (270, 3), (33, 1)], vec![(0, 19), (301, 1)]] {
+        add(AttentionCase { sinks: true, rows, ..base.clone() });
+    }
+    tree_cases(&base, &mut add);
+    // All of them at once, in every shape that a step gives a row.
+    for dtype in [KvDtype::F16, KvDtype::F32] {
+        let all = AttentionCase { window: Some(100), soft_cap: Some(5.0), sinks: true, dtype, ..base.clone() };
+        add(AttentionCase { rows: vec![(599, 1), (130, 9), (0, 5)], ..all.clone() });
+        add(AttentionCase { rows: vec![(0, 300)], ..all.clone() });
+        let trees = vec![vec![], heap(2, 7), heap(3, 5)];
+        add(AttentionCase { rows: vec![(599, 1), (250, 7), (0, 5)], trees, ..all.clone() });
+        add(AttentionCase { heads: 6, head_dim: 20, block_size: 5, rows: vec![(163, 37), (3, 1)], ..all });
+    }
+}
+
+/// Windows of one position, within a block, of a split, across splits, and longer than a row.
+fn window_cases(base: &AttentionCase, add: &mut impl FnMut(AttentionCase)) {
+    for window in [1, 7, 64, 100, 256, 300] {
+        let base = AttentionCase { window: Some(window), ..base.clone() };
+        for rows in [vec![(0, 5), (130, 9), (599, 1)], vec![(563, 37), (3, 1)], vec![(255, 2), (256, 1), (600, 60)]] {
+            add(AttentionCase { rows, ..base.clone() });
+        }
+    }
+}
+
+/// Trees that branch at once, late, or not at all, as large as they may be, around the border of a split and among causal
+/// rows with more tokens than a tree may have; with windows that end within a tree.
+fn tree_cases(base: &AttentionCase, add: &mut impl FnMut(AttentionCase)) {
+    let base = AttentionCase { block_size: 3, ..base.clone() };
+    let mixed = vec![None, None, Some(0), Some(1), Some(2), Some(0), Some(5), None, Some(4)];
+    for window in [None, Some(2), Some(60)] {
+        let base = AttentionCase { window, ..base.clone() };
+        add(AttentionCase { rows: vec![(61, 9)], trees: vec![mixed.clone()], ..base.clone() });
+        add(AttentionCase { rows: vec![(253, 7), (40, 1)], trees: vec![heap(2, 7)], ..base.clone() });
+        add(AttentionCase { rows: vec![(0, 64)], trees: vec![heap(2, 64)], ..base.clone() });
+        let (rows, trees) = (vec![(40, 7), (10, 70), (250, 12)], vec![heap(2, 7), vec![], heap(1, 12)]);
+        add(AttentionCase { rows, trees, ..base });
+    }
+}
+
+/// The parents of `num_tokens` tokens, numbered level by level, each of `children` children.
+fn heap(children: u32, num_tokens: u32) -> Vec<Option<u32>> {
+    (0..num_tokens).map(|j| j.checked_sub(1).map(|before| before / children)).collect()
 }

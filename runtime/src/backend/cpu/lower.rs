@@ -237,11 +237,20 @@ impl<'a> Lowering<'a> {
             Op::RopeStoreKv { .. } | Op::GatedLinear { .. } => {
                 return op.expand().iter().try_for_each(|op| self.op(op));
             }
-            Op::Attention { q, layer, heads, scale, out, .. } => {
+            Op::Attention { q, layer, heads, scale, window, soft_cap, sinks, out, .. } => {
                 self.end_chain();
-                let (layer, heads) = (layer.index(), heads as usize);
-                let (q, out) = (self.view(q), self.columns(out));
-                self.phases.push(Phase::Attention(Attention { q, out, layer, heads, scale, scratch: self.scratch }));
+                let attention = Attention {
+                    q: self.view(q),
+                    out: self.columns(out),
+                    layer: layer.index(),
+                    heads: heads as usize,
+                    scale,
+                    window: window.map_or(usize::MAX, |window| window as usize),
+                    soft_cap,
+                    sinks: sinks.map(|sinks| self.vector(sinks)).transpose()?,
+                    scratch: self.scratch,
+                };
+                self.phases.push(Phase::Attention(attention));
                 return Ok(());
             }
         };

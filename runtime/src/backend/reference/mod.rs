@@ -4,6 +4,7 @@
 //! so that neither batch mates nor the number of threads change a bit of it. Fused ops run as their expansion.
 //! Called by the op tests, by golden tests, and by `--device reference`.
 
+mod attention;
 mod ops;
 mod state;
 

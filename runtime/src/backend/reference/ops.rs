@@ -1,12 +1,13 @@
 //! The reference's ops: one function each, the formula as it stands in `program::Op`.
 //!
 //! Invariant: sums run in one fixed order (`dot`: 16 interleaved partial sums, then those in order;
-//! softmax: KV positions in order). Threads only share out whole output rows. Called by `ReferenceBackend::submit`.
+//! softmax: see `attention`). Threads only share out whole output rows. Called by `ReferenceBackend::submit`.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::Weight;
-use super::state::{Entry, LayerState, PlaneState};
+use super::attention::{Attend, Scratch};
+use super::state::{Entry, LayerState};
 use crate::backend::StepInputs;
 use crate::backend::pool::Pool;
 use crate::error::DeviceError;
@@ -41,7 +42,7 @@ impl<'a> Step<'a> {
             Op::Linear { x, parts, out } => return self.linear(*x, parts, *out),
             Op::Rope { x, inv_freq, pairing, head_dim } => self.rope(*x, *inv_freq, *pairing, *head_dim as usize),
             Op::StoreKv { k, v, layer } => self.store_kv(*k, *v, *layer),
-            Op::Attention { q, layer, scale, out, .. } => return self.attention(*q, *layer, *scale, *out),
+            Op::Attention { .. } => return self.attention(op),
             Op::GatedActivation { x, activation, out } => self.gated_activation(*x, *activation, *out),
             Op::CheckFinite { x } => self.check_finite(*x),
             Op::SelectRows { x, out } => self.select_rows(*x, *out),
@@ -182,11 +183,18 @@ impl<'a> Step<'a> {
         }
     }
 
-    fn attention(&mut self, q: View, layer: Layer, scale: f32, out: Slot) -> Result<(), DeviceError> {
+    fn attention(&mut self, op: &Op) -> Result<(), DeviceError> {
+        let &Op::Attention { q, layer, scale, window, soft_cap, sinks, out, .. } = op else {
+            unreachable!("called for attention");
+        };
         let mut values = self.take_out(out);
         let (q_width, out_width) = (self.width(q.slot), self.width(out));
         let q_rows = &self.slots[q.slot.index()];
-        let attend = Attend::new(self.inputs, &self.layers[layer.index()], scale);
+        let [keys, planes_values] = self.layers[layer.index()].planes.as_slice() else {
+            panic!("attention reads a layer of two planes");
+        };
+        let sinks = sinks.map(|sinks| self.weight(sinks).values.as_slice());
+        let attend = Attend { inputs: self.inputs, keys, values: planes_values, scale, window, soft_cap, sinks };
         let starts = self.inputs.row_starts();
         for_each_chunk(self.pool, &mut values, out_width, |first_token, chunk| {
             let mut scratch = Scratch::default();
@@ -235,65 +243,6 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Attention over one layer's state.
-struct Attend<'a> {
-    inputs: &'a StepInputs,
-    keys: &'a PlaneState,
-    values: &'a PlaneState,
-    scale: f32,
-}
-
-/// One thread's buffers for attention.
-#[derive(Default)]
-struct Scratch {
-    /// One key or value, `[head_dim]`.
-    entry: Vec<f32>,
-    /// Scores, then weights, by position.
-    weights: Vec<f32>,
-}
-
-impl<'a> Attend<'a> {
-    fn new(inputs: &'a StepInputs, layer: &'a LayerState, scale: f32) -> Self {
-        let [keys, values] = layer.planes.as_slice() else {
-            panic!("attention reads a layer of two planes");
-        };
-        Self { inputs, keys, values, scale }
-    }
-
-    /// One token of a row over positions `0..=position`; `q` and `out` are `[heads * head_dim]`, `out` zeroed.
-    fn token(&self, q: &[f32], (token, row): (usize, usize), scratch: &mut Scratch, out: &mut [f32]) {
-        let Self { inputs, keys, values, scale } = *self;
-        let (table, block_size) = (inputs.block_table(row), inputs.layout().block_size as usize);
-        let num_positions = inputs.positions()[token] as usize + 1;
-        let group = q.len() / keys.dim() / keys.heads();
-        let Scratch { entry, weights } = scratch;
-        entry.resize(keys.dim(), 0.0);
-        weights.resize(num_positions, 0.0);
-        for (head, (q, out)) in q.chunks_exact(keys.dim()).zip(out.chunks_exact_mut(keys.dim())).enumerate() {
-            let at = |position: usize| Entry {
-                slot: table[position / block_size] as usize * block_size + position % block_size,
-                head: head / group,
-            };
-            for (position, score) in weights.iter_mut().enumerate() {
-                keys.load(at(position), entry);
-                *score = dot(q, entry) * scale;
-            }
-            let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let mut sum = 0.0;
-            for weight in weights.iter_mut() {
-                *weight = (*weight - max).exp();
-                sum += *weight;
-            }
-            for (position, &weight) in weights.iter().enumerate() {
-                values.load(at(position), entry);
-                for (out, &value) in out.iter_mut().zip(entry.iter()) {
-                    *out += weight / sum * value;
-                }
-            }
-        }
-    }
-}
-
 /// `x / sqrt(mean(x^2) + eps) * weight`, in place (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization").
 fn normalize(x: &mut [f32], weight: &[f32], eps: f32) {
     let mean = dot(x, x) / x.len() as f32;
@@ -304,7 +253,7 @@ fn normalize(x: &mut [f32], weight: &[f32], eps: f32) {
 }
 
 /// The order of every long sum: lane i takes elements i, i + 16, …; then the lanes in order, then the tail.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut lanes = [0.0f32; LANES];
     let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));

@@ -4,9 +4,9 @@
 //! computed them all (called by `work`) or several did (called by `Merge`).
 
 use super::Attention;
-use crate::backend::cpu::memory::Shared;
 use crate::backend::cpu::rows::Columns;
 use crate::backend::cpu::simd::{LANES, Simd};
+use crate::backend::cpu::step::Step;
 
 /// `total` and `partial` are a unit's values, then maximum and sum: `total` becomes the softmax over both.
 #[inline(always)]
@@ -24,11 +24,11 @@ pub(super) fn merge<S: Simd>(s: S, total: &mut [f32], partial: &[f32]) {
     total[dim + 1] = total[dim + 1] * factors.0 + partial[dim + 1] * factors.1;
 }
 
-/// Divides by the sum and writes one head of one token.
+/// Divides by the sum, a sink's term included, and writes one head of one token.
 #[inline(always)]
 pub(super) fn write_out<S: Simd>(
     s: S,
-    memory: Shared,
+    step: &Step<'_>,
     op: &Attention,
     dim: usize,
     (token, head): (usize, usize),
@@ -36,9 +36,20 @@ pub(super) fn write_out<S: Simd>(
 ) {
     let columns = Columns { start: op.out.start + head * dim * size_of::<f32>(), width: dim, ..op.out };
     // SAFETY: one head of one token, which belongs to this thread's tile.
-    let out = unsafe { columns.row_mut(memory, token) };
+    let out = unsafe { columns.row_mut(step.memory, token) };
     let padded_dim = total.len() - LANES;
-    let inverse = s.splat(1.0 / total[padded_dim + 1]);
+    let (max, sum) = (total[padded_dim], total[padded_dim + 1]);
+    let inverse = match op.sinks {
+        None => 1.0 / sum,
+        Some(sinks) => {
+            let sink = step.weights.vector(sinks)[head];
+            let top = if max > sink { max } else { sink };
+            let (keep, add) = (s.exp(s.splat(max - top)), s.exp(s.splat(sink - top)));
+            let (keep, add) = (s.array(keep)[0], s.array(add)[0]);
+            keep / (sum * keep + add)
+        }
+    };
+    let inverse = s.splat(inverse);
     for (out, total) in out.chunks_mut(LANES).zip(total.as_chunks::<LANES>().0) {
         s.store_part(s.mul(s.load(total), inverse), out);
     }

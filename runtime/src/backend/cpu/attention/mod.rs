@@ -1,9 +1,10 @@
-//! Causal attention over the paged cache, in fixed splits of the KV positions.
+//! Attention over the paged cache, in fixed splits of the KV positions.
 //!
-//! Formula: `out = softmax(scale * q · kᵀ) · v` over positions `0..=position` of the token's row (online softmax, Milakov and
-//! Gimelshein 2018; splits as in FlashAttention-2 and Flash-Decoding).
+//! Formula: `out = softmax(scale * q · kᵀ) · v` over the positions up to the token's own, or the last `window` of them, with
+//! scores capped and a sink in the sum where the op says so (online softmax, Milakov and Gimelshein 2018; splits as in
+//! FlashAttention-2 and Flash-Decoding). A token of a tree has a tile for itself, whose positions are those of its path.
 //! Operands: q `[tokens, heads * head_dim]` f32; keys and values as in `state`, f16 or f32; out like q; step inputs: row
-//! starts, positions, block tables. A task owns a tile of consecutive queries of one row and all query heads of one KV head
+//! starts, positions, tree masks, block tables. A task owns a tile of consecutive queries of one row and all query heads of one KV head
 //! (a "unit" is one query of one head); with few queries, one split of it.
 //! Accumulation: f32. Within a split: scores by one chain over head_dim, their maximum, `exp`, the sum in 16 lanes, values
 //! by one chain over the positions; then splits are merged in order. A unit's operations depend on its own position only:
@@ -44,7 +45,20 @@ pub(super) struct Attention {
     pub(super) layer: usize,
     pub(super) heads: usize,
     pub(super) scale: f32,
+    /// `usize::MAX` where there is none.
+    pub(super) window: usize,
+    pub(super) soft_cap: Option<f32>,
+    /// Names a vector.
+    pub(super) sinks: Option<usize>,
     pub(super) scratch: Scratch,
+}
+
+impl Attention {
+    /// The first position that a token at `position` sees.
+    #[inline(always)]
+    fn first_seen(&self, position: u32) -> usize {
+        (position as usize + 1).saturating_sub(self.window)
+    }
 }
 
 /// The plan's scratch memory, shared by all attention ops; starts in bytes, lengths in floats.
@@ -156,9 +170,10 @@ impl Attend<'_> {
             }
             None => {
                 let last = inputs.positions()[tile.first_token + tile.num_tokens - 1] as usize;
-                for split in 0..=last / SPLIT {
+                let first = self.op.first_seen(inputs.positions()[tile.first_token]);
+                for split in first / SPLIT..=last / SPLIT {
                     work.split::<S, E>(s, split);
-                    work.merge_split(s, split == 0);
+                    work.merge_split(s, split);
                 }
                 work.finish(s);
             }
@@ -173,17 +188,18 @@ impl Kernel for Merge<'_> {
         let layer = &step.layers[op.layer];
         let len = layer.dim.next_multiple_of(LANES) + LANES;
         for token in self.tokens {
-            let last = step.inputs.positions()[token] as usize / SPLIT;
+            let position = step.inputs.positions()[token];
+            let (first, last) = (op.first_seen(position) / SPLIT, position as usize / SPLIT);
             for head in 0..op.heads {
                 // SAFETY: this token's partial results: written before the last barrier, now owned by this thread.
-                let total = unsafe { step.memory.slice_mut::<f32>(op.scratch.partial_start(token, head, 0), len) };
-                for split in 1..=last {
-                    // SAFETY: as above; another split than 0.
+                let total = unsafe { step.memory.slice_mut::<f32>(op.scratch.partial_start(token, head, first), len) };
+                for split in first + 1..=last {
+                    // SAFETY: as above; another split than the first.
                     let partial =
                         unsafe { step.memory.slice::<f32>(op.scratch.partial_start(token, head, split), len) };
                     merge(s, total, partial);
                 }
-                write_out(s, step.memory, op, layer.dim, (token, head), total);
+                write_out(s, step, op, layer.dim, (token, head), total);
             }
         }
     }

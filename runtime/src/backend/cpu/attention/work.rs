@@ -5,6 +5,8 @@
 
 #![allow(clippy::needless_range_loop, reason = "register tiles are indexed side by side")]
 
+use std::ops::Range;
+
 use super::merge::{merge, write_out};
 use super::tiles::Tile;
 use super::{Attend, Attention, MAX_REGISTER_UNITS, SCORE_LEN, SPLIT};
@@ -29,6 +31,8 @@ struct Values {
     first_column: usize,
     from: usize,
     to: usize,
+    /// Whether the record holds the sums of the positions before; else they begin here.
+    resumes: bool,
 }
 
 /// One unit's softmax so far: values are `acc / sum`, weights relative to `max`.
@@ -55,8 +59,8 @@ pub(super) struct Work<'a> {
     partial: &'a mut [f32],
     /// `[units, padded_dim + 16]`: the splits so far.
     total: &'a mut [f32],
-    /// Units before it have no position in this split.
-    first_unit: usize,
+    /// Those that see positions of this split.
+    units: Range<usize>,
 }
 
 impl<'a> Work<'a> {
@@ -73,7 +77,7 @@ impl<'a> Work<'a> {
         let (scores, rest) = rest.split_at_mut(units * SCORE_LEN);
         let (partial, rest) = rest.split_at_mut(units * (padded_dim + LANES));
         let total = &mut rest[..units * (padded_dim + LANES)];
-        Self { step, op, layer, tile, group, padded_dim, queries, scores, partial, total, first_unit: 0 }
+        Self { step, op, layer, tile, group, padded_dim, queries, scores, partial, total, units: 0..0 }
     }
 
     #[inline(always)]
@@ -91,11 +95,12 @@ impl<'a> Work<'a> {
         self.tile.kv_head * self.group + unit % self.group
     }
 
-    /// Positions of a split that a unit attends to.
+    /// Positions of a split that a unit attends to, counted from the split's first.
     #[inline(always)]
-    fn num_valid(&self, unit: usize, split: usize) -> usize {
-        let end = self.step.inputs.positions()[self.token(unit)] as usize + 1;
-        end.saturating_sub(split * SPLIT).min(SPLIT)
+    fn seen(&self, unit: usize, split: usize) -> Range<usize> {
+        let position = self.step.inputs.positions()[self.token(unit)];
+        let (first, end) = (self.op.first_seen(position), position as usize + 1);
+        first.saturating_sub(split * SPLIT).min(SPLIT)..end.saturating_sub(split * SPLIT).min(SPLIT)
     }
 
     #[inline(always)]
@@ -109,12 +114,12 @@ impl<'a> Work<'a> {
     #[inline(always)]
     fn run(&self, split: usize, position: usize, end: usize) -> Run {
         let block_size = self.layer.block_size;
-        let absolute = split * SPLIT + position;
-        let first_entry = absolute % block_size;
+        let (index, len) = self.tile.path.run(split * SPLIT + position, end - position);
+        let first_entry = index % block_size;
         Run {
-            block: self.tile.blocks[absolute / block_size] as usize,
+            block: self.tile.blocks[index / block_size] as usize,
             first_entry,
-            len: (block_size - first_entry).min(end - position),
+            len: (block_size - first_entry).min(len),
         }
     }
 
@@ -132,11 +137,14 @@ impl<'a> Work<'a> {
     /// Computes one split of every unit that has positions in it.
     #[inline(always)]
     pub(super) fn split<S: Simd, E: Float>(&mut self, s: S, split: usize) {
-        let units = self.num_units();
-        self.first_unit = (0..units).find(|&unit| self.num_valid(unit, split) > 0).unwrap_or(units);
-        let mut unit = self.first_unit;
-        while unit < units {
-            unit += match units - unit {
+        // A window moves on with the units: those that see nothing here are the first ones and the last ones.
+        let all = self.num_units();
+        let first = (0..all).find(|&unit| !self.seen(unit, split).is_empty()).unwrap_or(all);
+        let end = (first..all).find(|&unit| self.seen(unit, split).is_empty()).unwrap_or(all);
+        self.units = first..end;
+        let mut unit = first;
+        while unit < end {
+            unit += match end - unit {
                 MAX_REGISTER_UNITS.. if S::WIDE => self.units::<S, E, MAX_REGISTER_UNITS>(s, split, unit),
                 3.. => self.units::<S, E, 3>(s, split, unit),
                 2 => self.units::<S, E, 2>(s, split, unit),
@@ -148,32 +156,45 @@ impl<'a> Work<'a> {
     /// The split's `U` units from `first`; gives `U`.
     #[inline(always)]
     fn units<S: Simd, E: Float, const U: usize>(&mut self, s: S, split: usize, first: usize) -> usize {
-        // Positions ascend with the units: the first has the fewest, the last the most.
-        let (common, most) = (self.num_valid(first, split), self.num_valid(first + U - 1, split));
-        self.score::<S, E, U>(s, split, first, most);
+        // Positions ascend with the units: all of these see those from the last's first to the first's last, if any.
+        let (low, high) = (self.seen(first, split), self.seen(first + U - 1, split));
+        let (common, resumes) = (high.start..low.end, high.start > low.start);
+        self.score::<S, E, U>(s, split, first, low.start..high.end);
         for unit in first..first + U {
-            let softmax = self.weigh(s, unit, self.num_valid(unit, split));
+            let softmax = self.weigh(s, unit, self.seen(unit, split));
             let end = self.padded_dim;
             let record = &mut self.partial[unit * (end + LANES)..][..end + LANES];
             record[end] = softmax.max;
             record[end + 1] = softmax.sum;
+            if resumes {
+                record[..end].fill(0.0);
+            }
         }
         for chunk in 0..self.padded_dim.div_ceil(4 * LANES) {
             let first_column = chunk * 4 * LANES;
-            self.value_columns::<S, E, U>(s, Values { split, unit: first, first_column, from: 0, to: common });
-            for unit in first..first + U {
-                let to = self.num_valid(unit, split);
-                if to > common {
-                    self.value_columns::<S, E, 1>(s, Values { split, unit, first_column, from: common, to });
+            for is_after in [false, true] {
+                for unit in first..first + U {
+                    let seen = self.seen(unit, split);
+                    let (from, to) = match is_after {
+                        false => (seen.start, seen.end.min(common.start)),
+                        true => (common.start.max(common.end), seen.end),
+                    };
+                    if from < to {
+                        self.value_columns::<S, E, 1>(s, Values { split, unit, first_column, from, to, resumes: true });
+                    }
+                }
+                if !is_after && !common.is_empty() {
+                    let Range { start: from, end: to } = common;
+                    self.value_columns::<S, E, U>(s, Values { split, unit: first, first_column, from, to, resumes });
                 }
             }
         }
         U
     }
 
-    /// `scores = scale * q · k` for the split's first `count` positions (and some beyond, in whole vectors).
+    /// `scores = scale * q · k` for some of the split's positions (and some beyond, in whole vectors).
     #[inline(always)]
-    fn score<S: Simd, E: Float, const U: usize>(&mut self, s: S, split: usize, first: usize, count: usize) {
+    fn score<S: Simd, E: Float, const U: usize>(&mut self, s: S, split: usize, first: usize, positions: Range<usize>) {
         let (block_size, dim) = (self.layer.block_size, self.layer.dim);
         for u in 0..U {
             for (d, &x) in self.query(first + u).iter().enumerate() {
@@ -181,12 +202,12 @@ impl<'a> Work<'a> {
             }
         }
         let scale = s.splat(self.op.scale);
-        let mut position = 0;
-        while position < count {
-            let run = self.run(split, position, count);
+        let mut position = positions.start;
+        while position < positions.end {
+            let run = self.run(split, position, positions.end);
             // SAFETY: the positions attended to were stored before the last barrier; scores of others are overwritten.
             let keys = unsafe { self.layer.head::<E>(0, run.block, self.tile.kv_head) };
-            if first == self.first_unit {
+            if first == self.units.start {
                 // SAFETY: as above; nothing is read.
                 s.prefetch_all(unsafe { self.layer.head::<E>(1, run.block, self.tile.kv_head) });
             }
@@ -208,12 +229,20 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Turns a unit's scores into `exp(score - max)`.
+    /// Caps a unit's scores and turns them into `exp(score - max)`.
     #[inline(always)]
-    fn weigh<S: Simd>(&mut self, s: S, unit: usize, valid: usize) -> Softmax {
-        let padded = valid.next_multiple_of(LANES);
-        let scores = &mut self.scores[unit * SCORE_LEN..][..padded];
-        scores[valid..].fill(f32::NEG_INFINITY);
+    fn weigh<S: Simd>(&mut self, s: S, unit: usize, seen: Range<usize>) -> Softmax {
+        // Lanes are those of the split's positions whatever the window leaves out: whole vectors of nothing add nothing.
+        let (first, padded) = (seen.start / LANES * LANES, seen.end.next_multiple_of(LANES));
+        let scores = &mut self.scores[unit * SCORE_LEN..][first..padded];
+        if let Some(cap) = self.op.soft_cap {
+            let cap = s.splat(cap);
+            for chunk in scores.as_chunks_mut::<LANES>().0 {
+                s.store(s.mul(cap, s.tanh(s.div(s.load(chunk), cap))), chunk);
+            }
+        }
+        scores[..seen.start - first].fill(f32::NEG_INFINITY);
+        scores[seen.end - first..].fill(f32::NEG_INFINITY);
         let chunks = scores.as_chunks_mut::<LANES>().0;
         let mut max = s.splat(f32::NEG_INFINITY);
         for chunk in &*chunks {
@@ -249,13 +278,13 @@ impl<'a> Work<'a> {
     /// Adds the weighted values of some positions to `C` vectors of columns of `U` units.
     #[inline(always)]
     fn values<S: Simd, E: Float, const U: usize, const C: usize, const PART: bool>(&mut self, s: S, values: Values) {
-        let Values { split, unit, first_column, from, to } = values;
+        let Values { split, unit, first_column, from, to, resumes } = values;
         let dim = self.layer.dim;
         let record_len = self.padded_dim + LANES;
         let weights: &[[f32; SCORE_LEN]; U] =
             self.scores.as_chunks::<SCORE_LEN>().0[unit..].first_chunk().expect("units are inside the tile");
         let mut acc = [[s.splat(0.0); C]; U];
-        if from > 0 {
+        if resumes {
             for u in 0..U {
                 let record = &self.partial[(unit + u) * record_len + first_column..];
                 for c in 0..C {
@@ -268,7 +297,7 @@ impl<'a> Work<'a> {
             let run = self.run(split, position, to);
             // SAFETY: the positions attended to were stored before the last barrier; others are not read.
             let rows = unsafe { self.layer.head::<E>(1, run.block, self.tile.kv_head) };
-            if unit == self.first_unit && first_column == 0 {
+            if unit == self.units.start && first_column == 0 {
                 self.prefetch_next_split::<S, E>(s, split, position);
             }
             for row in rows[run.first_entry * dim..][..run.len * dim].chunks_exact(dim) {
@@ -295,12 +324,12 @@ impl<'a> Work<'a> {
 
     /// Merges the split just computed into the total.
     #[inline(always)]
-    pub(super) fn merge_split<S: Simd>(&mut self, s: S, is_first: bool) {
+    pub(super) fn merge_split<S: Simd>(&mut self, s: S, split: usize) {
         let len = self.padded_dim + LANES;
-        let start = self.first_unit * len;
-        let units = self.total[start..].chunks_exact_mut(len).zip(self.partial[start..].chunks_exact(len));
-        for (total, partial) in units {
-            if is_first {
+        for unit in self.units.clone() {
+            let first = self.op.first_seen(self.step.inputs.positions()[self.token(unit)]) / SPLIT;
+            let (total, partial) = (&mut self.total[unit * len..][..len], &self.partial[unit * len..][..len]);
+            if split == first {
                 total.copy_from_slice(partial);
             } else {
                 merge(s, total, partial);
@@ -311,7 +340,7 @@ impl<'a> Work<'a> {
     #[inline(always)]
     pub(super) fn save_partials(&mut self, split: usize) {
         let len = self.padded_dim + LANES;
-        for unit in self.first_unit..self.num_units() {
+        for unit in self.units.clone() {
             let start = self.op.scratch.partial_start(self.token(unit), self.head(unit), split);
             // SAFETY: the place of this token, head and split, which belongs to this tile.
             let out = unsafe { self.step.memory.slice_mut::<f32>(start, len) };
@@ -324,7 +353,7 @@ impl<'a> Work<'a> {
         let len = self.padded_dim + LANES;
         for unit in 0..self.num_units() {
             let total = &self.total[unit * len..][..len];
-            write_out(s, self.step.memory, self.op, self.layer.dim, (self.token(unit), self.head(unit)), total);
+            write_out(s, self.step, self.op, self.layer.dim, (self.token(unit), self.head(unit)), total);
         }
     }
 }

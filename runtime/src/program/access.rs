@@ -49,6 +49,7 @@ impl Op {
             Self::GatedActivation { .. } => "GatedActivation",
             Self::CheckFinite { .. } => "CheckFinite",
             Self::SelectRows { .. } => "SelectRows",
+            Self::Sample { .. } => "Sample",
         }
     }
 
@@ -69,7 +70,7 @@ impl Op {
             Self::AddRmsNorm { residual, x, out, .. } => vec![read(x), change(residual), write(out)],
             Self::StoreKv { k, v, .. } if k.slot == v.slot => vec![read(k.slot)],
             Self::StoreKv { k, v, .. } => vec![read(k.slot), read(v.slot)],
-            Self::CheckFinite { x } => vec![read(x)],
+            Self::CheckFinite { x } | Self::Sample { logits: x } => vec![read(x)],
         }
     }
 
@@ -89,7 +90,8 @@ impl Op {
             | Self::Attention { .. }
             | Self::GatedActivation { .. }
             | Self::CheckFinite { .. }
-            | Self::SelectRows { .. } => Vec::new(),
+            | Self::SelectRows { .. }
+            | Self::Sample { .. } => Vec::new(),
         }
     }
 
@@ -106,11 +108,12 @@ impl Op {
             | Self::Rope { .. }
             | Self::GatedActivation { .. }
             | Self::CheckFinite { .. }
-            | Self::SelectRows { .. } => None,
+            | Self::SelectRows { .. }
+            | Self::Sample { .. } => None,
         }
     }
 
-    /// Whether it reads or writes ranges of the step inputs (`CheckFinite` writes its flags beside them).
+    /// Whether it reads or writes ranges of the step inputs (`CheckFinite` and `Sample` write beside them).
     pub fn uses_inputs(&self) -> bool {
         match self {
             Self::Embed { .. }
@@ -118,7 +121,8 @@ impl Op {
             | Self::StoreKv { .. }
             | Self::Attention { .. }
             | Self::CheckFinite { .. }
-            | Self::SelectRows { .. } => true,
+            | Self::SelectRows { .. }
+            | Self::Sample { .. } => true,
             Self::RmsNorm { .. }
             | Self::NormHeads { .. }
             | Self::Add { .. }

@@ -8,6 +8,7 @@ mod attention;
 mod linear;
 mod memory;
 mod rows;
+mod sample;
 
 use std::collections::BTreeSet;
 
@@ -83,6 +84,7 @@ impl<'a> Lowering<'a, '_> {
             Op::GatedActivation { x, out, .. } => self.gated_activation(x, out),
             Op::CheckFinite { x } => self.check_finite(x),
             Op::SelectRows { x, out } => self.select_rows(x, out),
+            Op::Sample { logits } => self.sample(logits),
         }
     }
 

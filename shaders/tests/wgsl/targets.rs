@@ -89,6 +89,7 @@ fn is_small(case: &Case) -> bool {
         // Three query heads per KV head, and heads too wide for the table's number of lanes.
         CaseOp::Attention(attention) => [(9, 64), (2, 256)].contains(&(attention.heads, attention.head_dim)),
         CaseOp::RmsNorm { width, .. } | CaseOp::AddRmsNorm { width, .. } => *width == 64,
+        CaseOp::Sample(case) => case.vocab == 513,
         _ => false,
     }
 }

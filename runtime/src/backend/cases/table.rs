@@ -3,7 +3,7 @@
 //! Invariant: every op and every weight format is here, with shapes that fit no tile, and each tolerance says why it is
 //! what it is. Adding an op or a format means adding its rows here.
 
-use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase, Tolerance};
+use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase, SampleCase, Tolerance};
 use crate::program::{KvDtype, RopePairing};
 use crate::weights::WeightFormat;
 
@@ -43,6 +43,7 @@ pub fn all_cases() -> Vec<Case> {
     rope_cases(&mut cases);
     linear_cases(&mut cases);
     attention_cases(&mut cases);
+    sample_cases(&mut cases);
     cases
 }
 
@@ -169,6 +170,15 @@ fn attention_cases(cases: &mut Vec<Case>) {
         add(AttentionCase { dtype, rows: vec![(511, 2), (1023, 3), (0, 1), (64, 1)], ..base.clone() });
         for moves in [BlockMoves::Copy, BlockMoves::ReadWrite] {
             add(AttentionCase { dtype, moves, rows: vec![(20, 1), (7, 5)], ..base.clone() });
+        }
+    }
+}
+
+fn sample_cases(cases: &mut Vec<Case>) {
+    // Rows that start within four words, fewer logits than alternatives, and more rows than kinds of rows.
+    for (vocab, rows) in [(1, 3), (7, 9), (32, 2), (513, 12), (2050, 7), (5003, 9), (49_152, 4)] {
+        for (temperature, logprobs) in [(0.0, None), (0.0, Some(20)), (0.8, None), (1.3, Some(5)), (0.01, Some(0))] {
+            push(cases, FLOAT, CaseOp::Sample(SampleCase { vocab, rows, temperature, logprobs }));
         }
     }
 }

@@ -115,7 +115,7 @@ fn a_device_draws_what_the_host_draws() {
     }
 }
 
-/// The largest two scores of a row, in f64 and without the sampler's code.
+/// The largest two scores of a row at temperature 2, in f64 and without the sampler's code.
 fn best_two(logits: &[f32], seed: u64) -> [f64; 2] {
     let max = logits.iter().copied().fold(f32::MIN, f32::max);
     let mut best = [f64::MIN; 2];
@@ -129,7 +129,7 @@ fn best_two(logits: &[f32], seed: u64) -> [f64; 2] {
         }
         for (&logit, word) in four.iter().zip(words) {
             let u = (f64::from(word) + 0.5) / 4_294_967_296.0;
-            let score = f64::from(logit - max) - (-(-u).ln_1p()).ln();
+            let score = f64::from((logit - max) * 0.5) - (-(-u).ln_1p()).ln();
             if score > best[0] {
                 best = [score, best[0]];
             } else {
@@ -144,23 +144,28 @@ fn best_two(logits: &[f32], seed: u64) -> [f64; 2] {
 #[test]
 fn near_ties_are_decided_in_f64() {
     let built = built(37);
+    let params = SamplingParams { temperature: 2.0, ..SamplingParams::default() };
+    // Row 1 is the flattest.
+    let row_of = |logits: Vec<f32>| logits[37..74].to_vec();
+    let mut reference = super::reference();
+    run_built(&mut reference, &built).expect("the oracle runs");
+    let row = row_of(logits(&mut reference, &built));
+    let is_tie = |seed: &u64| {
+        let [first, second] = best_two(&row, *seed);
+        first - second < f64::from(WINDOW) / 2.0
+    };
+    let seeds: Vec<u64> = (0..1_000_000).filter(is_tie).take(ROWS as usize).collect();
+    assert!(seeds.len() > 4, "{} of a million", seeds.len());
+    let draw = |&seed: &u64| (1, Draw::of(&params, seed, 0).expect("nothing but a temperature"));
+    let draws: Vec<(u32, Draw)> = seeds.iter().map(draw).collect();
     for (name, make) in backends() {
         let mut backend = make();
         run_built(backend.as_mut(), &built).expect(name);
-        let row = logits(backend.as_mut(), &built)[..37].to_vec();
-        let is_tie = |seed: &u64| {
-            let [first, second] = best_two(&row, *seed);
-            first - second < f64::from(WINDOW) / 4.0
-        };
-        let seeds: Vec<u64> = (0..1_000_000).filter(is_tie).take(ROWS as usize).collect();
-        assert!(seeds.len() > 8, "{} of a million", seeds.len());
-        let params = SamplingParams::default();
-        let draws: Vec<(u32, Draw)> =
-            seeds.iter().map(|&seed| (0, Draw::of(&params, seed, 0).expect("nothing but a temperature"))).collect();
-        for (sample, (_, draw)) in samples(backend.as_mut(), &built, &draws).iter().zip(draws) {
+        assert_eq!(row_of(logits(backend.as_mut(), &built)), row, "{name}");
+        for (sample, (_, draw)) in samples(backend.as_mut(), &built, &draws).iter().zip(&draws) {
             assert_eq!(sample.num_contenders, if name == "wgpu" { 2 } else { 1 }, "{name}, {draw:?}");
             let expected = on_host(&row, &params, draw.seed, 0);
-            same(sample.drawn(&draw), expected, 0.0).unwrap_or_else(|e| panic!("{name}, {draw:?}: {e}"));
+            same(sample.drawn(draw), expected, 0.0).unwrap_or_else(|e| panic!("{name}, {draw:?}: {e}"));
         }
     }
 }

@@ -17,6 +17,8 @@ use shaders::{GpuOptions, WgpuBackend, WgpuDevice};
 mod classes;
 #[path = "support/gpu.rs"]
 mod gpu;
+#[path = "ops/sample.rs"]
+mod sample;
 
 type MakeBackend = Box<dyn Fn() -> Box<dyn Backend>>;
 

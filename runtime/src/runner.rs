@@ -2,21 +2,22 @@
 //!
 //! Invariant: only this module sees both the plan's world and the backend's. Rows keep their tokens, block table and
 //! sampling parameters here from admission to release, so that a plan says only what changed. A row's index never
-//! changes while it runs. Buffers are sized once; a step allocates only where a row outgrows what it reserved.
+//! changes while it runs. Buffers are sized once; a step allocates only where a row outgrows what it reserved. A row is
+//! sampled on the device or on the host for life (`Draw::of`); logits cross the bus for the host's rows only.
 
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-use crate::backend::{Backend, Bucket, Buckets, Caps, InputLayout, MemoryReport, StepInputs, Ticket};
+use crate::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
 use crate::error::{DeviceError, LoadError};
 use crate::ids::{PlanId, Row, TokenId, WeightId};
 use crate::model::Model;
 use crate::program::check::{Sizes, check_limits};
 use crate::request::SamplingParams;
-use crate::sample::{DrawContext, Sampler};
-use crate::step::{LogitRows, NewRow, RowOutput, RowWork, StepOutput, StepPlan, StepRunner};
+use crate::sample::{Draw, DrawContext, Sampler};
+use crate::step::{DrawnToken, LogitRows, NewRow, RowOutput, RowWork, StepOutput, StepPlan, StepRunner};
 
 /// Input ranges start at multiples of this many words: 256 bytes, the strictest binding offset of any device.
 const ALIGN_WORDS: usize = 64;
@@ -42,7 +43,6 @@ pub struct RunnerConfig {
 pub struct ModelRunner {
     backend: Box<dyn Backend>,
     config: RunnerConfig,
-    vocab_size: usize,
     /// By tokens, ascending; one of the largest size where the backend pads nothing.
     plans: Vec<(Bucket, PlanId)>,
     inputs: StepInputs,
@@ -83,9 +83,11 @@ struct Pending {
     length: usize,
     /// Index of its first token in the step.
     first_token: usize,
-    /// Index of its first logit row in the step.
-    first_logit_row: usize,
     logits: LogitRows,
+    /// How many of its positions, up to the last, have their logits read back.
+    num_read: usize,
+    /// What the device draws at its last position.
+    draw: Option<Draw>,
 }
 
 impl ModelRunner {
@@ -121,18 +123,16 @@ impl ModelRunner {
         for bucket in buckets {
             plans.push((bucket, backend.compile(&model.program, bucket, &layout)?));
         }
-        let vocab_size = model.info.vocab_size as usize;
         Ok(Self {
             backend,
             config,
-            vocab_size,
             plans,
             inputs: StepInputs::new(layout),
             rows: (0..config.max_num_seqs).map(|_| None).collect(),
             spare: Vec::new(),
             work: Vec::with_capacity(config.max_num_seqs as usize),
             in_flight: InFlight::Nothing,
-            sampler: Sampler::new(vocab_size),
+            sampler: Sampler::new(model.info.vocab_size as usize),
         })
     }
 
@@ -169,25 +169,36 @@ impl ModelRunner {
         self.rows[new.row.index()] = Some(state);
     }
 
-    /// Writes one row's tokens, table and logit rows into the step inputs.
+    /// Writes one row's tokens and table into the step inputs, and settles who samples it.
     fn push_work(&mut self, work: &RowWork) {
         assert_eq!(work.num_drafts, 0, "no proposer runs in this runner");
         let state = self.rows[work.row.index()].as_mut().expect("a plan names admitted rows only");
         state.block_table.extend(work.new_blocks.iter().map(|block| block.0));
         let (start, length) = (work.start as usize, work.length as usize);
         let tokens = &state.tokens[start..start + length];
-        let (first_token, first_logit_row) = (self.inputs.num_tokens(), self.inputs.num_logit_rows());
+        let first_token = self.inputs.num_tokens();
         self.inputs.push_row(tokens.iter().map(|token| token.0), work.start, &state.block_table);
-        let end = first_token + length;
-        let chosen = match work.logits {
-            LogitRows::None => end..end,
-            LogitRows::Last => end - 1..end,
-            LogitRows::All { .. } => first_token..end,
+        let (draws, num_wanted) = match work.logits {
+            LogitRows::None => (false, 0),
+            LogitRows::Last => (true, 1),
+            LogitRows::All { draw } => (draw, length),
         };
-        for token in chosen {
-            self.inputs.push_logit_row(token as u32);
+        let draw = if draws { Draw::of(&state.params, state.seed, state.tokens.len()) } else { None };
+        let num_read = num_wanted - usize::from(draw.is_some());
+        self.work.push(Pending { row: work.row, start, length, first_token, logits: work.logits, num_read, draw });
+    }
+
+    /// Asks for logits: those that are read back come first, so that they are one range.
+    fn push_logit_rows(&mut self) {
+        for pending in &self.work {
+            let end = pending.first_token + pending.length - usize::from(pending.draw.is_some());
+            (end - pending.num_read..end).for_each(|token| self.inputs.push_logit_row(token as u32));
         }
-        self.work.push(Pending { row: work.row, start, length, first_token, first_logit_row, logits: work.logits });
+        for pending in &self.work {
+            if let Some(draw) = pending.draw {
+                self.inputs.push_sampled_row((pending.first_token + pending.length - 1) as u32, draw);
+            }
+        }
     }
 
     /// The smallest plan that holds the step.
@@ -215,6 +226,7 @@ impl StepRunner for ModelRunner {
         for work in &plan.work {
             self.push_work(work);
         }
+        self.push_logit_rows();
         self.in_flight = InFlight::Empty;
         if !plan.work.is_empty() {
             let (bucket, plan) = self.pick();
@@ -240,19 +252,21 @@ impl StepRunner for ModelRunner {
             InFlight::Empty => return Ok(()),
             InFlight::Step(ticket) => ticket,
         };
-        let device = self.backend.wait(ticket)?;
+        let DeviceOutput { mut logits, samples, non_finite } = self.backend.wait(ticket)?;
+        let mut samples = samples.iter();
         for (pending, output) in self.work.iter().zip(&mut output.rows) {
             let state = self.rows[pending.row.index()].as_mut().expect("rows stay while their step runs");
-            let num_rows = match pending.logits {
-                LogitRows::None => 0,
-                LogitRows::Last => 1,
-                LogitRows::All { .. } => pending.length,
+            let (read, others) = logits.split_at(pending.num_read * self.sampler.vocab_size());
+            logits = others;
+            let flags = &non_finite[pending.first_token..][..pending.length];
+            let drawn = match pending.draw {
+                Some(draw) => samples.next().expect("a sample per sampled row").drawn(&draw).map(Some),
+                None => Some(None),
             };
-            let logits = &device.logits[pending.first_logit_row * self.vocab_size..][..num_rows * self.vocab_size];
-            let flags = &device.non_finite[pending.first_token..][..pending.length];
-            output.corrupt = flags.iter().any(|&flag| flag != 0) || !logits.iter().all(|logit| logit.is_finite());
-            if !output.corrupt {
-                state.read_logits(pending, logits, &mut self.sampler, output);
+            let is_finite = flags.iter().all(|&flag| flag == 0) && read.iter().all(|logit| logit.is_finite());
+            match drawn {
+                Some(drawn) if is_finite => state.read(pending, read, drawn, &mut self.sampler, output),
+                _ => output.corrupt = true,
             }
         }
         Ok(())
@@ -260,14 +274,17 @@ impl StepRunner for ModelRunner {
 }
 
 impl RowState {
-    /// Prompt log-probabilities and the drawn token from this row's logits, `[logit_rows, vocab]`.
-    fn read_logits(&mut self, pending: &Pending, logits: &[f32], sampler: &mut Sampler, output: &mut RowOutput) {
-        let draw = match pending.logits {
-            LogitRows::None => return,
-            LogitRows::Last => true,
-            LogitRows::All { draw } => draw,
-        };
-        let vocab_size = logits.len() / if pending.logits == LogitRows::Last { 1 } else { pending.length };
+    /// Prompt log-probabilities from the logits that were read back, `[num_read, vocab]`, and the token that the device has
+    /// drawn, or one that is drawn here.
+    fn read(
+        &mut self,
+        pending: &Pending,
+        logits: &[f32],
+        drawn: Option<DrawnToken>,
+        sampler: &mut Sampler,
+        output: &mut RowOutput,
+    ) {
+        let vocab_size = sampler.vocab_size();
         if let LogitRows::All { .. } = pending.logits {
             let num_top = self.params.prompt_logprobs.unwrap_or(0);
             let following = &self.tokens[..self.prompt_len][(pending.start + 1).min(self.prompt_len)..];
@@ -275,18 +292,17 @@ impl RowState {
                 output.prompt_logprobs.push(sampler.logprobs_of(logits, token, num_top));
             }
         }
-        if draw {
-            assert_eq!(pending.start + pending.length, self.tokens.len(), "a token is drawn after the last known one");
-            let context = DrawContext {
-                params: &self.params,
-                seed: self.seed,
-                history: &self.tokens,
-                prompt_len: self.prompt_len,
-            };
-            let drawn = sampler.draw(&logits[logits.len() - vocab_size..], &context);
-            self.tokens.push(drawn.id);
-            output.tokens.push(drawn);
+        if matches!(pending.logits, LogitRows::None | LogitRows::All { draw: false }) {
+            return;
         }
+        assert_eq!(pending.start + pending.length, self.tokens.len(), "a token is drawn after the last known one");
+        let drawn = drawn.unwrap_or_else(|| {
+            let (params, seed) = (&*self.params, self.seed);
+            let context = DrawContext { params, seed, history: &self.tokens, prompt_len: self.prompt_len };
+            sampler.draw(&logits[logits.len() - vocab_size..], &context)
+        });
+        self.tokens.push(drawn.id);
+        output.tokens.push(drawn);
     }
 }
 

@@ -11,6 +11,7 @@ use runtime::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout
 use runtime::error::DeviceError;
 use runtime::ids::{BlockId, Layer, PlanId, WeightId};
 use runtime::program::{Program, StateSpec};
+use runtime::sample::Sample;
 use runtime::weights::HostTensor;
 
 use crate::compose::Settings;
@@ -86,6 +87,7 @@ pub struct WgpuBackend {
     /// The step that was submitted and not waited for.
     running: Option<Running>,
     logits: Vec<f32>,
+    samples: Vec<Sample>,
     non_finite: Vec<u32>,
 }
 
@@ -106,7 +108,7 @@ struct Logits {
 /// Buffers that the host maps.
 struct Transfer {
     upload: Buffer,
-    /// Flags, then logits.
+    /// Flags, then samples, then logits of the rows that are read back.
     readback: Buffer,
 }
 
@@ -143,6 +145,7 @@ impl WgpuBackend {
             submitted: 0,
             running: None,
             logits: Vec::new(),
+            samples: Vec::new(),
             non_finite: Vec::new(),
         }
     }
@@ -196,12 +199,15 @@ impl WgpuBackend {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
             plan.replay.encode(&self.pipelines.borrow(), counts, &mut pass);
         }
-        let (flag_bytes, logit_bytes) = plan.output_bytes(counts);
-        encoder.copy_buffer_to_buffer(&plan.memory.flags, 0, readback, 0, flag_bytes);
-        if let (Some(logits), 1..) = (&plan.logits, logit_bytes) {
-            encoder.copy_buffer_to_buffer(&logits.buffer, logits.offset, readback, flag_bytes, logit_bytes);
+        let [samples_at, logits_at, end] = plan.output_ends(counts);
+        encoder.copy_buffer_to_buffer(&plan.memory.flags, 0, readback, 0, samples_at);
+        if logits_at > samples_at {
+            encoder.copy_buffer_to_buffer(&plan.memory.samples, 0, readback, samples_at, logits_at - samples_at);
         }
-        encoder.map_buffer_on_submit(readback, wgpu::MapMode::Read, 0..flag_bytes + logit_bytes, |_| ());
+        if let (Some(logits), true) = (&plan.logits, end > logits_at) {
+            encoder.copy_buffer_to_buffer(&logits.buffer, logits.offset, readback, logits_at, end - logits_at);
+        }
+        encoder.map_buffer_on_submit(readback, wgpu::MapMode::Read, 0..end, |_| ());
         encoder.map_buffer_on_submit(upload, wgpu::MapMode::Write, .., |_| ());
         self.gpu.queue.submit([encoder.finish()]);
         self.gpu.check()
@@ -209,9 +215,11 @@ impl WgpuBackend {
 }
 
 impl Plan {
-    /// Bytes of flags and of logits that a step reads back.
-    fn output_bytes(&self, counts: Counts) -> (u64, u64) {
-        (4 * u64::from(counts.tokens), 4 * u64::from(counts.logit_rows) * self.vocab as u64)
+    /// Where flags, samples and logits end among the bytes that a step reads back.
+    fn output_ends(&self, counts: Counts) -> [u64; 3] {
+        let flags = 4 * u64::from(counts.tokens);
+        let samples = flags + u64::from(counts.sampled_rows) * size_of::<Sample>() as u64;
+        [flags, samples, samples + 4 * u64::from(counts.read_rows) * self.vocab as u64]
     }
 }
 
@@ -265,7 +273,8 @@ impl Backend for WgpuBackend {
         let vocab = program.logits.map_or(0, |slot| program.slots[slot.index()].width as usize);
         let logits = program.logits.map(|slot| memory.slot(slot));
         let logits = logits.map(|range| Logits { buffer: range.buffer.clone(), offset: range.offset });
-        let output_bytes = 4 * (u64::from(bucket.tokens) + u64::from(bucket.logit_rows) * vocab as u64);
+        let row_bytes = (4 * vocab).max(size_of::<Sample>()) as u64;
+        let output_bytes = 4 * u64::from(bucket.tokens) + u64::from(bucket.logit_rows) * row_bytes;
         let transfer = || -> Result<Transfer, DeviceError> {
             let upload = gpu.buffer("upload", 4 * layout.num_words() as u64, Usage::MAP_WRITE | Usage::COPY_SRC)?;
             upload.map_async(wgpu::MapMode::Write, .., |_| ());
@@ -299,18 +308,20 @@ impl Backend for WgpuBackend {
         self.gpu.wait()?;
         let plan = &self.plans[plan];
         let readback = &plan.transfers[transfer].readback;
-        let (flag_bytes, logit_bytes) = plan.output_bytes(counts);
+        let [samples_at, logits_at, end] = plan.output_ends(counts);
         {
-            let view = readback.get_mapped_range(0..flag_bytes + logit_bytes).map_err(not_mapped)?;
-            let words: &[u32] = bytemuck::cast_slice(&view);
-            let (flags, logits) = words.split_at(counts.tokens as usize);
+            let view = readback.get_mapped_range(0..end).map_err(not_mapped)?;
+            let (flags, others) = view.split_at(samples_at as usize);
+            let (samples, logits) = others.split_at((logits_at - samples_at) as usize);
             self.non_finite.clear();
-            self.non_finite.extend_from_slice(flags);
+            self.non_finite.extend_from_slice(bytemuck::cast_slice(flags));
+            self.samples.clear();
+            self.samples.extend_from_slice(bytemuck::cast_slice(samples));
             self.logits.clear();
             self.logits.extend_from_slice(bytemuck::cast_slice(logits));
         }
         readback.unmap();
-        Ok(DeviceOutput { logits: &self.logits, non_finite: &self.non_finite })
+        Ok(DeviceOutput { logits: &self.logits, samples: &self.samples, non_finite: &self.non_finite })
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {

@@ -20,6 +20,12 @@ pub(crate) struct Counts {
     pub(crate) tokens: u32,
     pub(crate) logit_rows: u32,
     pub(crate) max_kv_len: u32,
+    /// Logit rows that are read back.
+    pub(crate) read_rows: u32,
+    /// The others.
+    pub(crate) sampled_rows: u32,
+    /// Whether one of those is not greedy.
+    pub(crate) draws: bool,
 }
 
 impl Counts {
@@ -28,6 +34,9 @@ impl Counts {
             tokens: inputs.num_tokens() as u32,
             logit_rows: inputs.num_logit_rows() as u32,
             max_kv_len: inputs.max_kv_len() as u32,
+            read_rows: inputs.num_read_rows() as u32,
+            sampled_rows: inputs.num_sampled_rows() as u32,
+            draws: inputs.draws().any(|draw| !draw.is_greedy()),
         }
     }
 
@@ -50,13 +59,19 @@ pub(crate) enum When {
     Split { len: u32, max_tokens: u32 },
     /// Where it does not.
     Whole { len: u32, max_tokens: u32 },
+    /// In every step that has sampled rows.
+    Sampled,
+    /// Where one of them is not greedy.
+    Drawn,
 }
 
 impl When {
-    fn rows(self) -> RowDim {
+    /// Rows of the grid.
+    fn rows(self, counts: Counts) -> u32 {
         match self {
-            Self::Rows(rows) | Self::RowsBetween(rows, ..) => rows,
-            Self::Split { .. } | Self::Whole { .. } => RowDim::Tokens,
+            Self::Rows(rows) | Self::RowsBetween(rows, ..) => counts.rows(rows),
+            Self::Split { .. } | Self::Whole { .. } => counts.tokens,
+            Self::Sampled | Self::Drawn => counts.sampled_rows,
         }
     }
 }
@@ -144,7 +159,7 @@ impl Replay {
         }
         for dispatch in self.dispatches.iter().filter(|dispatch| is_wanted(pipelines.kernel(dispatch.pipeline))) {
             let [x, y] = match runs(dispatch.when, counts) {
-                true => grid(dispatch.grid, counts.rows(dispatch.when.rows()), counts.max_kv_len),
+                true => grid(dispatch.grid, dispatch.when.rows(counts), counts.max_kv_len),
                 false => continue,
             };
             if x == 0 || y == 0 {
@@ -166,6 +181,8 @@ fn runs(when: When, counts: Counts) -> bool {
         When::RowsBetween(rows, from, to) => (from..=to).contains(&counts.rows(rows)),
         When::Split { len, max_tokens } => counts.tokens <= max_tokens && counts.max_kv_len > len,
         When::Whole { len, max_tokens } => !runs(When::Split { len, max_tokens }, counts),
+        When::Sampled => counts.sampled_rows > 0,
+        When::Drawn => counts.draws,
     }
 }
 
@@ -210,7 +227,7 @@ mod tests {
     #[test]
     fn exactly_one_way_of_attention_runs() {
         for (tokens, max_kv_len, split) in [(1, 64, false), (1, 65, true), (16, 65, true), (17, 65, false)] {
-            let counts = Counts { tokens, logit_rows: 1, max_kv_len };
+            let counts = Counts { tokens, logit_rows: 1, max_kv_len, read_rows: 1, sampled_rows: 0, draws: false };
             assert_eq!(runs(When::Split { len: 64, max_tokens: 16 }, counts), split);
             assert_eq!(runs(When::Whole { len: 64, max_tokens: 16 }, counts), !split);
         }

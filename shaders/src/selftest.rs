@@ -8,7 +8,8 @@
 use std::collections::BTreeSet;
 
 use runtime::backend::cases::{
-    AttentionCase, BlockMoves, CODES, Case, CaseOp, EXACT, FLOAT, FusedOutput, PartCase, TURNED, Tolerance, run_case,
+    AttentionCase, BlockMoves, CODES, Case, CaseOp, EXACT, FLOAT, FusedOutput, PartCase, SampleCase, TURNED, Tolerance,
+    run_case,
 };
 use runtime::backend::reference::ReferenceBackend;
 use runtime::error::DeviceError;
@@ -130,6 +131,11 @@ pub(crate) fn checks(
             Op::CheckFinite { x } => add("check_finite", EXACT, CaseOp::CheckFinite { width: width(x), tokens }),
             Op::SelectRows { x, .. } => {
                 add("select_rows", EXACT, CaseOp::SelectRows { width: width(x), tokens, logit_rows: 2 });
+            }
+            // Every kind of row, rows that start within four words, and more shares than lanes.
+            Op::Sample { .. } => {
+                let case = SampleCase { vocab: 20_003, rows: 6, temperature: 0.8, logprobs: Some(20) };
+                add("sample_pick", FLOAT, CaseOp::Sample(case));
             }
         }
     }

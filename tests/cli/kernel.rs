@@ -37,7 +37,7 @@ fn line_of(text: &str, needle: &str) -> usize {
     text.lines().position(|line| line.contains(needle)).expect(needle) + 1
 }
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 15] = [
     "add",
     "attention",
     "attention_combine",
@@ -48,6 +48,9 @@ const NAMES: [&str; 12] = [
     "norm_heads",
     "rms_norm",
     "rope",
+    "sample_draw",
+    "sample_pick",
+    "sample_scan",
     "select_rows",
     "store_kv",
 ];

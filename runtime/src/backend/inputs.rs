@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::Bucket;
+use crate::sample::Draw;
 
 /// Where each range of the input buffer starts, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -23,6 +24,7 @@ pub struct InputLayout {
     row_starts: usize,
     kv_lens: usize,
     logit_rows: usize,
+    draws: usize,
     block_tables: usize,
     tree_masks: usize,
     num_words: usize,
@@ -72,6 +74,7 @@ impl InputLayout {
             row_starts: range(rows + 1),
             kv_lens: range(rows),
             logit_rows: range(bucket.logit_rows as usize),
+            draws: range(1 + bucket.logit_rows as usize * Draw::WORDS),
             block_tables: range(rows * max_blocks_per_row as usize),
             // Last: not uploaded where a step has no tree.
             tree_masks: range(2 * tokens),
@@ -107,6 +110,12 @@ impl InputLayout {
     /// The words where the `[logit_rows]` token indices lie.
     pub fn logit_rows(&self) -> Range<usize> {
         self.logit_rows..self.logit_rows + self.bucket.logit_rows as usize
+    }
+
+    /// The words where the number of logit rows that are read back lies, and then the draws of the sampled rows, which
+    /// follow them: `[logit_rows, Draw::WORDS]`.
+    pub fn draws(&self) -> Range<usize> {
+        self.draws..self.draws + 1 + self.bucket.logit_rows as usize * Draw::WORDS
     }
 
     /// The first word of the `[rows, max_blocks_per_row]` block tables.
@@ -172,6 +181,16 @@ impl StepInputs {
         self.words[2] as usize
     }
 
+    /// The first logit rows, whose logits are read back.
+    pub fn num_read_rows(&self) -> usize {
+        self.words[self.layout.draws] as usize
+    }
+
+    /// The logit rows after those, which the device samples.
+    pub fn num_sampled_rows(&self) -> usize {
+        self.num_logit_rows() - self.num_read_rows()
+    }
+
     /// KV entries of the longest row once the step's own are stored.
     pub fn max_kv_len(&self) -> usize {
         self.words[3] as usize
@@ -186,6 +205,7 @@ impl StepInputs {
     pub fn clear(&mut self) {
         self.words[..InputLayout::HEADER_WORDS].fill(0);
         self.words[self.layout.row_starts] = 0;
+        self.words[self.layout.draws] = 0;
     }
 
     /// Appends one row that computes `token_ids` at positions from `start`, with its whole block table.
@@ -253,8 +273,24 @@ impl StepInputs {
     /// Asks for the logits of one token of the step.
     ///
     /// # Panics
-    /// When the bucket is full: the runner's bound was wrong.
+    /// After a sampled row, or when the bucket is full: the runner's bound was wrong.
     pub fn push_logit_row(&mut self, token_index: u32) {
+        assert_eq!(self.num_sampled_rows(), 0, "rows that are read back come before sampled ones");
+        self.words[self.layout.draws] += 1;
+        self.push_row_of_logits(token_index);
+    }
+
+    /// Asks for a token drawn from the logits of one token of the step, which stay on the device.
+    ///
+    /// # Panics
+    /// When the bucket is full: the runner's bound was wrong.
+    pub fn push_sampled_row(&mut self, token_index: u32, draw: Draw) {
+        let start = self.layout.draws + 1 + self.num_sampled_rows() * Draw::WORDS;
+        self.push_row_of_logits(token_index);
+        self.words[start..start + Draw::WORDS].copy_from_slice(&draw.to_words());
+    }
+
+    fn push_row_of_logits(&mut self, token_index: u32) {
         let count = self.num_logit_rows();
         assert!(count < self.layout.bucket.logit_rows as usize, "step has more logit rows than its bucket");
         self.words[self.layout.logit_rows + count] = token_index;
@@ -280,6 +316,10 @@ impl StepInputs {
         fill(layout.row_starts + 1, rows, bucket.rows, layout.bucket.rows, num_tokens as u32);
         fill(layout.kv_lens, rows, bucket.rows, layout.bucket.rows, 0);
         fill(layout.logit_rows, logit_rows, bucket.logit_rows, layout.bucket.logit_rows, 0);
+        // Sampled greedily.
+        let sampled = self.num_sampled_rows();
+        let unused = sampled..bucket.logit_rows as usize - self.num_read_rows();
+        self.words[layout.draws + 1..][unused.start * Draw::WORDS..unused.end * Draw::WORDS].fill(0);
     }
 
     /// The padded step as if the padding were in use, for a test backend that really computes it.
@@ -327,6 +367,12 @@ impl StepInputs {
     /// `[logit_rows]`: indices into the step's tokens.
     pub fn logit_rows(&self) -> &[u32] {
         &self.words[self.layout.logit_rows..][..self.num_logit_rows()]
+    }
+
+    /// What is wanted of each sampled row.
+    pub fn draws(&self) -> impl ExactSizeIterator<Item = Draw> {
+        let words = &self.words[self.layout.draws + 1..][..self.num_sampled_rows() * Draw::WORDS];
+        words.as_chunks().0.iter().map(|&words| Draw::from_words(words))
     }
 
     /// Block table of one row; entries past its length are stale.

@@ -14,6 +14,7 @@ pub use inputs::{InputLayout, MAX_TREE_TOKENS, StepInputs, TreeToken};
 use crate::error::DeviceError;
 use crate::ids::{BlockId, Layer, PlanId, WeightId};
 use crate::program::{Program, StateSpec};
+use crate::sample::Sample;
 use crate::weights::HostTensor;
 
 /// The padded size of one compiled plan.
@@ -75,8 +76,10 @@ pub struct Ticket(pub u64);
 /// What a finished step left for the host.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceOutput<'a> {
-    /// `[logit_rows, vocab]`, row-major, without padding rows.
+    /// `[read_rows, vocab]`, row-major: of those logit rows that are read back.
     pub logits: &'a [f32],
+    /// `[sampled_rows]`: what `Sample` found in the others, without padding rows.
+    pub samples: &'a [Sample],
     /// `[tokens]`: not 0 where `CheckFinite` met a NaN or an infinity.
     pub non_finite: &'a [u32],
 }

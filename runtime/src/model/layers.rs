@@ -274,7 +274,7 @@ impl<'a> Builder<'a> {
         self.linear(gated, &format!("l{i}.mlp_out"), &[part])
     }
 
-    /// Final norm and vocabulary projection of the chosen rows.
+    /// Final norm and vocabulary projection of the chosen rows, and the draw.
     fn head(&mut self, residual: Slot, table: WeightId, vocab: u32, config: &DecoderConfig) -> Result<(), LoadError> {
         self.push(Op::CheckFinite { x: residual });
         let last = self.slot("last", RowDim::LogitRows, config.hidden);
@@ -289,6 +289,7 @@ impl<'a> Builder<'a> {
         }
         let logits = self.slot("logits", RowDim::LogitRows, vocab);
         self.push(Op::Linear { x: normed, parts: vec![LinearPart { weight, bias: None }], out: logits });
+        self.push(Op::Sample { logits });
         self.program.logits = Some(logits);
         Ok(())
     }

@@ -51,6 +51,7 @@ impl Op {
             Self::GatedLinear { .. } => "GatedLinear",
             Self::CheckFinite { .. } => "CheckFinite",
             Self::SelectRows { .. } => "SelectRows",
+            Self::Sample { .. } => "Sample",
         }
     }
 
@@ -74,7 +75,7 @@ impl Op {
             Self::RopeStoreKv { x, v, .. } if x.slot == v.slot => vec![change(x.slot)],
             Self::RopeStoreKv { x, v, .. } => vec![read(v.slot), change(x.slot)],
             Self::GatedLinear { x, both, out, .. } => vec![read(x), write(both), write(out)],
-            Self::CheckFinite { x } => vec![read(x)],
+            Self::CheckFinite { x } | Self::Sample { logits: x } => vec![read(x)],
         }
     }
 
@@ -94,7 +95,8 @@ impl Op {
             | Self::StoreKv { .. }
             | Self::GatedActivation { .. }
             | Self::CheckFinite { .. }
-            | Self::SelectRows { .. } => Vec::new(),
+            | Self::SelectRows { .. }
+            | Self::Sample { .. } => Vec::new(),
         }
     }
 
@@ -114,11 +116,12 @@ impl Op {
             | Self::GatedActivation { .. }
             | Self::GatedLinear { .. }
             | Self::CheckFinite { .. }
-            | Self::SelectRows { .. } => None,
+            | Self::SelectRows { .. }
+            | Self::Sample { .. } => None,
         }
     }
 
-    /// Whether it reads or writes ranges of the step inputs (`CheckFinite` writes its flags beside them).
+    /// Whether it reads or writes ranges of the step inputs (`CheckFinite` and `Sample` write beside them).
     pub fn uses_inputs(&self) -> bool {
         match self {
             Self::Embed { .. }
@@ -127,7 +130,8 @@ impl Op {
             | Self::RopeStoreKv { .. }
             | Self::Attention { .. }
             | Self::CheckFinite { .. }
-            | Self::SelectRows { .. } => true,
+            | Self::SelectRows { .. }
+            | Self::Sample { .. } => true,
             Self::RmsNorm { .. }
             | Self::NormHeads { .. }
             | Self::Add { .. }

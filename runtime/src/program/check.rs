@@ -220,6 +220,7 @@ impl Checker<'_> {
                 let width = self.rows_of(*x, RowDim::Tokens)?;
                 self.equal(&self.slot(*out)?.name, "width", width, self.rows_of(*out, RowDim::LogitRows)?)
             }
+            Op::Sample { logits } => self.rows_of(*logits, RowDim::LogitRows).map(drop),
         }
     }
 

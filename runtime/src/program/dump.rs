@@ -99,6 +99,7 @@ impl Display for Line<'_> {
             }
             Op::CheckFinite { x } => write!(f, "{kind} {}", p.slot(*x)),
             Op::SelectRows { x, out } => write!(f, "{} = {kind} {}", p.slot_shape(*out), p.slot(*x)),
+            Op::Sample { logits } => write!(f, "{kind} {}", p.slot(*logits)),
         }
     }
 }

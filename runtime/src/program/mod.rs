@@ -297,6 +297,12 @@ pub enum Op {
         /// `[logit_rows, n]`.
         out: Slot,
     },
+    /// Writes `DeviceOutput::samples`: the drawn token, and what its log-probabilities need, of each logit row that is not
+    /// read back. Step input: draws.
+    Sample {
+        /// `[logit_rows, vocab]`.
+        logits: Slot,
+    },
 }
 
 impl Op {
@@ -316,7 +322,8 @@ impl Op {
             | Self::GatedActivation { .. }
             | Self::GatedLinear { .. }
             | Self::CheckFinite { .. }
-            | Self::SelectRows { .. } => Launch::ByBucket,
+            | Self::SelectRows { .. }
+            | Self::Sample { .. } => Launch::ByBucket,
         }
     }
 
@@ -352,6 +359,6 @@ pub struct Program {
     pub states: Vec<StateSpec>,
     /// In execution order.
     pub ops: Vec<Op>,
-    /// `[logit_rows, vocab]`: what the host reads after the last op.
+    /// `[logit_rows, vocab]`: of which the host may read rows after the last op.
     pub logits: Option<Slot>,
 }

@@ -25,14 +25,15 @@ struct Padding {
     inner: ReferenceBackend,
     caps: Caps,
     buckets: Vec<Bucket>,
-    in_use: (usize, usize),
+    /// Tokens, read rows and sampled rows.
+    in_use: [usize; 3],
 }
 
 impl Padding {
     fn new(sizes: &[u32]) -> Self {
         let inner = ReferenceBackend::new(1);
         let caps = Caps { buckets: Buckets::Padded(sizes.to_vec()), ..inner.caps().clone() };
-        Self { inner, caps, buckets: Vec::new(), in_use: (0, 0) }
+        Self { inner, caps, buckets: Vec::new(), in_use: [0; 3] }
     }
 }
 
@@ -59,16 +60,15 @@ impl Backend for Padding {
     }
 
     fn submit(&mut self, plan: PlanId, inputs: &StepInputs) -> Result<Ticket, DeviceError> {
-        self.in_use = (inputs.num_tokens(), inputs.num_logit_rows());
+        self.in_use = [inputs.num_tokens(), inputs.num_read_rows(), inputs.num_sampled_rows()];
         self.inner.submit(plan, &inputs.with_padding_in_use(self.buckets[plan.index()]))
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<DeviceOutput<'_>, DeviceError> {
-        let (tokens, logit_rows) = self.in_use;
-        let DeviceOutput { logits, non_finite } = self.inner.wait(ticket)?;
-        assert!(non_finite.len() >= tokens);
-        let vocab = crate::model::tests::VOCAB;
-        Ok(DeviceOutput { logits: &logits[..logit_rows * vocab], non_finite: &non_finite[..tokens] })
+        let [tokens, read_rows, sampled_rows] = self.in_use;
+        let DeviceOutput { logits, samples, non_finite } = self.inner.wait(ticket)?;
+        assert_eq!(logits.len(), read_rows * crate::model::tests::VOCAB);
+        Ok(DeviceOutput { logits, samples: &samples[..sampled_rows], non_finite: &non_finite[..tokens] })
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {
@@ -226,6 +226,48 @@ fn prompt_logprobs_belong_to_the_following_token() {
     assert_eq!(other[1].prompt_logprobs[..], chunks[0].prompt_logprobs[1..]);
 }
 
+/// A bias of nothing: the host samples, from the same logits.
+fn on_host(params: SamplingParams) -> SamplingParams {
+    SamplingParams { logit_bias: vec![(TokenId(0), 0.0)], ..params }
+}
+
+#[test]
+fn rows_are_sampled_on_the_device_or_on_the_host_with_the_same_tokens() {
+    let seeded = SamplingParams { temperature: 1.5, ..greedy() };
+    let with_prompt = SamplingParams { prompt_logprobs: Some(2), ..seeded.clone() };
+    let all = [greedy(), seeded, with_prompt];
+    let mut runner = reference();
+    // Row 2 i on the device, row 2 i + 1 on the host.
+    for params in all {
+        let logits = match params.prompt_logprobs {
+            Some(_) => LogitRows::All { draw: true },
+            None => LogitRows::Last,
+        };
+        let both = |runner: &mut ModelRunner, plan: StepPlan| {
+            runner.submit(&plan).expect("the reference does not fail");
+            let read = (runner.inputs.num_read_rows(), runner.inputs.num_sampled_rows());
+            let mut output = StepOutput::default();
+            runner.wait(&mut output).expect("the reference does not fail");
+            assert_eq!(output.rows[0], output.rows[1], "{params:?}");
+            assert!(!output.rows[0].corrupt && output.rows[0].tokens.len() == 1);
+            read
+        };
+        let admitted = vec![new_row(0, &PROMPT, params.clone()), new_row(1, &PROMPT, on_host(params.clone()))];
+        let work_of = |start, length, logits| {
+            let blocks = |row: u32| if start == 0 { vec![2 * row + 1, 2 * row + 2] } else { Vec::new() };
+            vec![work(0, start, length, &blocks(0), logits), work(1, start, length, &blocks(1), logits)]
+        };
+        let plan = StepPlan { admitted, work: work_of(0, 7, logits), ..StepPlan::default() };
+        // All prompt positions but the last of the row that the device samples.
+        let read = if params.prompt_logprobs.is_some() { 6 + 7 } else { 1 };
+        assert_eq!(both(&mut runner, plan), (read, 1), "{params:?}");
+        let plan = StepPlan { work: work_of(7, 1, LogitRows::Last), ..StepPlan::default() };
+        assert_eq!(both(&mut runner, plan), (1, 1), "a decode reads the host's row only");
+        let released = vec![Row(0), Row(1)];
+        step(&mut runner, StepPlan { released, ..StepPlan::default() });
+    }
+}
+
 /// A model whose embedding, which is the head too, has `value` in token 5's row.
 fn model_with_bad_token(value: f32) -> Model {
     let mut model = tiny_model();
@@ -240,12 +282,14 @@ fn model_with_bad_token(value: f32) -> Model {
 fn logits_that_are_not_finite_are_flagged() {
     let backend = Box::new(ReferenceBackend::new(1));
     let mut runner = ModelRunner::new(backend, &model_with_bad_token(f32::NAN), CONFIG, &mut |_, _| {}).expect("fits");
-    let admitted = vec![new_row(0, &[3, 6, 4], greedy()), new_row(1, &[3, 6, 4], greedy())];
-    let work = vec![work(0, 0, 3, &[1], LogitRows::Last), work(1, 0, 2, &[2], LogitRows::None)];
+    let rows = [(0, greedy()), (1, greedy()), (2, on_host(greedy()))];
+    let admitted = rows.map(|(row, params)| new_row(row, &[3, 6, 4], params)).to_vec();
+    let last = LogitRows::Last;
+    let work = vec![work(0, 0, 3, &[1], last), work(1, 0, 2, &[2], LogitRows::None), work(2, 0, 3, &[3], last)];
     let output = step(&mut runner, StepPlan { admitted, work, ..StepPlan::default() });
     // Hidden states are sound here; only the head's row of token 5 is not.
-    assert_eq!((output.rows[0].corrupt, output.rows[1].corrupt), (true, false));
-    assert!(output.rows[0].tokens.is_empty());
+    assert_eq!(output.rows.iter().map(|row| row.corrupt).collect::<Vec<_>>(), [true, false, true]);
+    assert!(output.rows.iter().all(|row| row.tokens.is_empty()));
 }
 
 #[test]

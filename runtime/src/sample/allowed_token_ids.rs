@@ -5,7 +5,7 @@ use crate::ids::TokenId;
 use crate::request::SamplingParams;
 
 pub(super) const EDIT: Edit = Edit {
-    is_on: |context| context.params.allowed_token_ids.is_some(),
+    is_on: |params| params.allowed_token_ids.is_some(),
     apply: |logits, context, _| {
         let mut start = 0;
         // Ascending: what lies between two of them is masked.

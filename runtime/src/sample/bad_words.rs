@@ -7,7 +7,7 @@ use crate::ids::TokenId;
 use crate::request::SamplingParams;
 
 pub(super) const EDIT: Edit = Edit {
-    is_on: |context| !context.params.bad_words.is_empty(),
+    is_on: |params| !params.bad_words.is_empty(),
     apply: |logits, context, _| {
         for word in &context.params.bad_words {
             if let Some((last, begun)) = word.split_last()

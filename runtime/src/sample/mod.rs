@@ -2,7 +2,7 @@
 //!
 //! Invariant: `Sampler::draw` is a pure function of (logits, parameters, seed, history, position): never of batch mates,
 //! of time or of earlier calls. Scratch buffers are sized once; a draw allocates nothing but the log-probabilities that
-//! it returns.
+//! it returns. What devices draw by themselves (`device`) is the same.
 //!
 //! The order is vLLM's: log-probabilities are of the raw logits; edits (`EDITS`); greedy answers here; temperature;
 //! filters (`FILTERS`); the draw. Callers give finite logits (the runner flags other rows). A row is never masked whole:
@@ -11,6 +11,7 @@
 mod allowed_token_ids;
 mod argmax;
 mod bad_words;
+mod device;
 mod draw;
 mod exp;
 mod frequency_penalty;
@@ -30,6 +31,7 @@ mod top_k;
 mod top_p;
 mod validate;
 
+pub use device::{Contender, Draw, MAX_CONTENDERS, MAX_TOP, Ranked, Sample, WINDOW, sample_row};
 use draw::Noise;
 use kept::{Candidate, Kept};
 use token_counts::TokenCounts;
@@ -60,7 +62,8 @@ impl<'a> DrawContext<'a> {
 
 /// An option that changes single logits, `[vocab]`, greedy draws included.
 struct Edit {
-    is_on: fn(&DrawContext<'_>) -> bool,
+    /// By the parameters alone: a request is sampled in one place for life.
+    is_on: fn(&SamplingParams) -> bool,
     apply: fn(&mut [f32], &DrawContext<'_>, &mut TokenCounts),
 }
 
@@ -103,6 +106,11 @@ impl Sampler {
         }
     }
 
+    /// Logits of a row.
+    pub fn vocab_size(&self) -> usize {
+        self.edited.len()
+    }
+
     /// Draws the token that follows `context.history` from finite `logits`, `[vocab]`.
     ///
     /// # Panics
@@ -116,7 +124,7 @@ impl Sampler {
 
     fn choose(&mut self, logits: &[f32], context: &DrawContext<'_>) -> TokenId {
         let params = context.params;
-        let mut edits = EDITS.iter().filter(|edit| (edit.is_on)(context)).peekable();
+        let mut edits = EDITS.iter().filter(|edit| (edit.is_on)(params)).peekable();
         let row = if edits.peek().is_none() {
             logits
         } else {

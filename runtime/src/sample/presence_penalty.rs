@@ -3,7 +3,7 @@
 use super::Edit;
 
 pub(super) const EDIT: Edit = Edit {
-    is_on: |context| context.params.presence_penalty != 0.0,
+    is_on: |params| params.presence_penalty != 0.0,
     apply: |logits, context, counts| {
         let penalty = context.params.presence_penalty;
         counts.for_each(context.output(), |token, _| logits[token.index()] -= penalty);

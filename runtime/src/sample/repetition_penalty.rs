@@ -4,7 +4,7 @@
 use super::Edit;
 
 pub(super) const EDIT: Edit = Edit {
-    is_on: |context| context.params.repetition_penalty != 1.0,
+    is_on: |params| params.repetition_penalty != 1.0,
     apply: |logits, context, counts| {
         let penalty = context.params.repetition_penalty;
         counts.for_each(context.history, |token, _| {

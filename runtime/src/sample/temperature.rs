@@ -16,7 +16,12 @@ pub(super) struct ScaledRow<'a> {
 
 /// `logits` at `temperature`; `best` is their argmax.
 pub(super) fn scale(logits: &[f32], best: TokenId, temperature: f32) -> ScaledRow<'_> {
-    ScaledRow { logits, max: logits[best.index()], inverse_temperature: 1.0 / temperature.max(LEAST) }
+    ScaledRow { logits, max: logits[best.index()], inverse_temperature: inverse(temperature) }
+}
+
+/// What logits are multiplied by.
+pub(super) fn inverse(temperature: f32) -> f32 {
+    1.0 / temperature.max(LEAST)
 }
 
 impl ScaledRow<'_> {

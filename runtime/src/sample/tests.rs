@@ -227,11 +227,89 @@ proptest! {
         }
     }
 
+    /// The way over a device's sample gives what the host's sampler gives, in every bit.
+    #[test]
+    fn a_sampled_row_is_drawn_as_on_the_host(
+        row_seed: u32,
+        spread in prop_oneof![Just(0.0f32), 0.5f32..40.0],
+        len in 1usize..300,
+        temperature in prop_oneof![Just(0.0f32), 0.001f32..2.0],
+        logprobs in prop::option::of(0u32..=20),
+        seed: u64,
+        position in 0usize..3000,
+        is_rounded: bool,
+    ) {
+        let mut logits = noise_row(len, row_seed, spread);
+        if is_rounded {
+            logits.iter_mut().for_each(|logit| *logit = logit.round());
+        }
+        let params = SamplingParams { temperature, logprobs, ..SamplingParams::default() };
+        let history = vec![TokenId(0); position];
+        let expected = Sampler::new(len).draw(&logits, &DrawContext { params: &params, seed, history: &history, prompt_len: 0 });
+        let draw = Draw::of(&params, seed, position).expect("nothing but a temperature");
+        prop_assert_eq!(Draw::from_words(draw.to_words()), draw);
+        let sample = sample_row(&logits, &draw);
+        prop_assert_eq!(sample.drawn(&draw), Some(expected.clone()));
+
+        // A device may name more tokens than the drawn one, in any order.
+        let mut named = sample;
+        let others = (0..len as u32).filter(|&id| id != expected.id.0).take(MAX_CONTENDERS - 1);
+        let contenders = others.map(|id| Contender { id, logit: logits[id as usize], rank: 0 }).chain([sample.contenders[0]]);
+        for (place, contender) in named.contenders.iter_mut().zip(contenders) {
+            *place = contender;
+        }
+        named.num_contenders = len.min(MAX_CONTENDERS) as u32;
+        if !draw.is_greedy() {
+            prop_assert_eq!(named.chosen(&draw), sample.chosen(&draw));
+        }
+    }
+
     #[test]
     fn exp_is_within_two_steps(x in -87.0f32..=0.0) {
         let exact = f64::from(x).exp();
         let step = exact * 2f64.powi(-23);
         prop_assert!((f64::from(exp::exp(x)) - exact).abs() <= 2.0 * step);
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_is_not_drawn_from() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let draw = Draw { inverse_temperature: 1.0, logprobs: Some(2), ..Draw::default() };
+        assert_eq!(sample_row(&[0.0, bad, 1.0], &draw).drawn(&draw), None);
+    }
+}
+
+/// By the parameters alone: whatever needs the history or narrows the choice is the host's.
+#[test]
+fn devices_sample_what_depends_on_the_temperature_only() {
+    let plain = SamplingParams { max_tokens: 9, ..SamplingParams::default() };
+    let greedy = SamplingParams { temperature: 0.0, ..plain.clone() };
+    let is_for_devices = |params: &SamplingParams| Draw::of(params, 1, 2).is_some();
+    for params in [
+        plain.clone(),
+        greedy.clone(),
+        SamplingParams { logprobs: Some(20), prompt_logprobs: Some(20), ..plain.clone() },
+        SamplingParams { stop_token_ids: tokens(&[1]), eos_token_ids: tokens(&[2]), ..plain.clone() },
+        // Greedy takes the best token, which every filter keeps.
+        SamplingParams { top_k: 3, top_p: 0.5, min_p: 0.1, ..greedy.clone() },
+    ] {
+        assert!(is_for_devices(&params), "{params:?}");
+    }
+    for params in [
+        SamplingParams { logprobs: Some(21), ..plain.clone() },
+        SamplingParams { top_k: 3, ..plain.clone() },
+        SamplingParams { top_p: 0.9, ..plain.clone() },
+        SamplingParams { min_p: 0.1, ..plain },
+        SamplingParams { repetition_penalty: 1.1, ..greedy.clone() },
+        SamplingParams { presence_penalty: 0.1, ..greedy.clone() },
+        SamplingParams { frequency_penalty: 0.1, ..greedy.clone() },
+        SamplingParams { logit_bias: vec![(TokenId(0), 0.0)], ..greedy.clone() },
+        SamplingParams { allowed_token_ids: Some(tokens(&[1])), ..greedy.clone() },
+        SamplingParams { bad_words: vec![tokens(&[1])], ..greedy.clone() },
+        SamplingParams { min_tokens: 1, ..greedy },
+    ] {
+        assert!(!is_for_devices(&params), "{params:?}");
     }
 }
 

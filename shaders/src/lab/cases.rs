@@ -41,6 +41,10 @@ fn meets(kernel: &str, op: &CaseOp) -> bool {
         CaseOp::GatedActivation { .. } => kernel == "gated_activation",
         CaseOp::CheckFinite { .. } => kernel == "check_finite",
         CaseOp::SelectRows { .. } => kernel == "select_rows",
+        CaseOp::Sample(case) => match kernel {
+            "sample_draw" => case.temperature > 0.0,
+            _ => ["sample_scan", "sample_pick"].contains(&kernel),
+        },
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use runtime::backend::cases::{BuiltCase, Case, Tolerance, build_case, run_built};
+use runtime::backend::cases::{BuiltCase, Case, Observed, SAMPLE_COLUMNS, Tolerance, build_case, run_built};
 use runtime::backend::reference::ReferenceBackend;
 use serde::Serialize;
 
@@ -187,7 +187,8 @@ impl CheckReport {
         self.relative_max = if max <= self.relative_max { self.relative_max } else { max };
         let problem = case.tolerance.check(got, expected).err()?;
         let columns = match (built.observed, built.program.logits) {
-            (runtime::backend::cases::Observed::Logits, Some(slot)) => built.program.slots[slot.index()].width as usize,
+            (Observed::Logits, Some(slot)) => built.program.slots[slot.index()].width as usize,
+            (Observed::Samples, _) => SAMPLE_COLUMNS,
             _ => 1,
         };
         Some((problem, first_wrong(case.tolerance, got, expected, scale, columns)))

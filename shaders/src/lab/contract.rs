@@ -19,7 +19,7 @@ fn grid_settings(kernel: &str) -> &'static [&'static str] {
         "attention" => &["HEADS", "ITEMS"],
         "linear" => &["ROWS", "TOKENS", "LANES", "TOKEN_LANES"],
         // One workgroup per row, whatever its size.
-        "rms_norm" | "check_finite" => &[],
+        "rms_norm" | "check_finite" | "sample_pick" => &[],
         _ => &["LANES"],
     }
 }

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use runtime::backend::cases::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase, Tolerance};
+use runtime::backend::cases::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase, SampleCase, Tolerance};
 use runtime::program::{KvDtype, RopePairing};
+use runtime::sample::MAX_TOP;
 use runtime::weights::WeightFormat;
 
 use crate::layout;
@@ -48,6 +49,9 @@ fn defaults(kernel: &str) -> &'static [(&'static str, &'static str)] {
             ("soft_cap", "none"),
             ("sinks", "false"),
         ],
+        "sample_scan" | "sample_draw" | "sample_pick" => {
+            &[("vocab", "49152"), ("rows", "1"), ("temperature", "0.8"), ("logprobs", "0")]
+        }
         _ => &[("width", "2048"), ("tokens", "64")],
     }
 }
@@ -124,6 +128,7 @@ impl Sizes<'_> {
                 }
                 Ok((CaseOp::NormHeads { heads, head_dim, offset: 0, tokens }, 8 * n, 4 * n))
             }
+            "sample_scan" | "sample_draw" | "sample_pick" => self.sample(kernel),
             _ => self.elementwise(kernel),
         }
     }
@@ -141,6 +146,25 @@ impl Sizes<'_> {
                 false => (CaseOp::RmsNorm { width, tokens }, 8 * n, 4 * n),
             },
         })
+    }
+
+    /// `logprobs=0` is a token without log-probabilities.
+    fn sample(&self, kernel: &str) -> Result<(CaseOp, u64, u64), String> {
+        let (vocab, rows) = (self.number("vocab")?, self.number("rows")?);
+        bounded(&[vocab, 32])?;
+        if rows > 32 {
+            return Err(format!("rows={rows}: expected at most 32"));
+        }
+        let text = &self.0["temperature"];
+        let temperature = text.parse().ok().filter(|temperature| (0.0..=2.0).contains(temperature));
+        let temperature: f32 = temperature.ok_or_else(|| format!("temperature={text}: expected 0 to 2"))?;
+        let text = &self.0["logprobs"];
+        let logprobs: Option<u32> = text.parse().ok().filter(|&logprobs| logprobs <= MAX_TOP as u32);
+        let logprobs = logprobs.ok_or_else(|| format!("logprobs={text}: expected 0 to {MAX_TOP}"))?;
+        let case = SampleCase { vocab, rows, temperature, logprobs: Some(logprobs).filter(|&logprobs| logprobs > 0) };
+        let n = u64::from(vocab) * u64::from(rows);
+        // What is picked from is the shares' results.
+        Ok((CaseOp::Sample(case), if kernel == "sample_pick" { n / 4 } else { 4 * n }, n))
     }
 
     fn embed(&self) -> Result<(CaseOp, u64, u64), String> {

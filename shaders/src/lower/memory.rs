@@ -7,7 +7,9 @@ use runtime::error::DeviceError;
 use runtime::ids::Slot;
 use runtime::program::memory::{self, MemoryPlan};
 use runtime::program::{Op, Program};
+use runtime::sample::Sample;
 
+use super::sample::num_shares;
 use crate::device::{Buffer, Gpu, Range};
 use crate::tuning::{DeviceClass, Tuning};
 
@@ -25,6 +27,11 @@ pub(crate) struct Memory {
     pub(crate) inputs: Buffer,
     /// `[tokens]`: see `CheckFinite`.
     pub(crate) flags: Buffer,
+    /// `[sampled_rows]`: see `Sample`.
+    pub(crate) samples: Buffer,
+    /// What sampling knows of each share of a row: four words, and a score.
+    pub(super) sample_bests: Buffer,
+    pub(super) sample_scores: Buffer,
     /// Partial sums of attention.
     pub(super) partials: Buffer,
     /// Bound where a kernel's variant does not touch a binding.
@@ -54,10 +61,15 @@ impl Memory {
         let partial_bytes = tunings.map(|tuning| partial_bytes(tuning, program, layout, context));
         let partials =
             gpu.buffer("partial sums of attention", partial_bytes[0].max(partial_bytes[1]), Usage::STORAGE)?;
+        let shares = u64::from(logit_rows) * sample_shares(program);
+        let sample_bytes = u64::from(logit_rows) * size_of::<Sample>() as u64;
+        let samples = gpu.buffer("samples", sample_bytes, usage)?;
+        let sample_bests = gpu.buffer("partial results of sampling", 16 * shares, Usage::STORAGE)?;
+        let sample_scores = gpu.buffer("scores of sampling", 4 * shares, Usage::STORAGE)?;
         let unused = gpu.buffer("unused", 256, Usage::STORAGE)?;
-        let all = lanes.iter().chain([&inputs, &flags, &partials]);
+        let all = lanes.iter().chain([&inputs, &flags, &samples, &sample_bests, &sample_scores, &partials]);
         let bytes = all.map(|buffer| buffer.size()).sum();
-        Ok(Self { plan, lanes, inputs, flags, partials, unused, bytes })
+        Ok(Self { plan, lanes, inputs, flags, samples, sample_bests, sample_scores, partials, unused, bytes })
     }
 
     pub(crate) fn slot(&self, slot: Slot) -> Range<'_> {
@@ -72,6 +84,15 @@ impl Memory {
 
 pub(super) fn whole(buffer: &wgpu::Buffer) -> Range<'_> {
     Range { buffer, offset: 0, size: buffer.size() }
+}
+
+/// Shares of a row that a program samples.
+fn sample_shares(program: &Program) -> u64 {
+    let shares = program.ops.iter().map(|op| match op {
+        Op::Sample { logits } => num_shares(program.slots[logits.index()].width),
+        _ => 0,
+    });
+    u64::from(shares.max().unwrap_or(0))
 }
 
 /// Positions per split: the table's, or more where the context is long. Fixed for the life of an engine.

@@ -8,6 +8,7 @@ mod attention;
 mod linear;
 mod memory;
 mod rows;
+mod sample;
 
 use std::collections::BTreeSet;
 
@@ -88,6 +89,7 @@ impl<'a> Lowering<'a, '_> {
             },
             Op::CheckFinite { x } => self.check_finite(x),
             Op::SelectRows { x, out } => self.select_rows(x, out),
+            Op::Sample { logits } => self.sample(logits),
         }
     }
 

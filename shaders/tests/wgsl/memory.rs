@@ -93,8 +93,17 @@ fn each_allocation_of_a_load_may_fail() {
         assert_eq!(device.memory_bytes(), 0, "a load that fails leaves nothing behind");
     }
     assert_eq!(cap_bytes, total_bytes);
-    for part in ["tensor '", "KV cache of layer 1", "activations", "step inputs", "partial sums", "upload", "readback"]
-    {
+    let parts = [
+        "tensor '",
+        "KV cache of layer 1",
+        "activations",
+        "step inputs",
+        "partial sums",
+        "samples",
+        "upload",
+        "readback",
+    ];
+    for part in parts {
         assert!(failed.iter().any(|what| what.contains(part)), "{part} is not among {failed:?}");
     }
     let fits = |memory_bytes| gpu::device(GpuOptions { memory_bytes, ..GpuOptions::default() }).expect("as before");

@@ -94,6 +94,7 @@ fn is_small(case: &Case) -> bool {
                 || attention.sinks && attention.window.is_some()
         }
         CaseOp::RmsNorm { width, .. } | CaseOp::AddRmsNorm { width, .. } => *width == 64,
+        CaseOp::Sample(case) => case.vocab == 513,
         _ => false,
     }
 }

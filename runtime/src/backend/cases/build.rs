@@ -4,6 +4,7 @@
 //! that compute an expectation of their own from the parts.
 
 use super::random::Random;
+use super::sample::build_sample;
 use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase};
 use crate::backend::{Bucket, InputLayout, StepInputs, TreeToken};
 use crate::ids::{BlockId, Layer, Slot, WeightId};
@@ -39,6 +40,8 @@ pub struct BuiltCase {
 pub enum Observed {
     /// `DeviceOutput::logits`.
     Logits,
+    /// `DeviceOutput::samples`.
+    Samples,
     /// `DeviceOutput::non_finite`.
     NonFinite,
 }
@@ -52,10 +55,10 @@ struct StepRow {
     parents: Vec<Option<u32>>,
 }
 
-struct Builder {
-    program: Program,
+pub(super) struct Builder {
+    pub(super) program: Program,
     tensors: Vec<HostTensor>,
-    seed: u64,
+    pub(super) seed: u64,
 }
 
 /// Builds a case.
@@ -65,6 +68,7 @@ pub fn build_case(case: &Case) -> BuiltCase {
     match &case.op {
         CaseOp::Attention(attention) => build_attention(builder, attention),
         CaseOp::CheckFinite { width, tokens } => build_check_finite(builder, *width, *tokens),
+        CaseOp::Sample(sample) => build_sample(builder, sample),
         CaseOp::SelectRows { width, tokens, logit_rows } => {
             let x = builder.activations("x", *width, *tokens);
             let mut random = Random::new(case.seed, 1000);
@@ -90,7 +94,7 @@ pub fn build_case(case: &Case) -> BuiltCase {
 }
 
 impl Builder {
-    fn slot(&mut self, name: &str, rows: RowDim, width: u32) -> Slot {
+    pub(super) fn slot(&mut self, name: &str, rows: RowDim, width: u32) -> Slot {
         self.program.slots.push(SlotInfo { name: name.into(), rows, width });
         Slot(self.program.slots.len() as u32 - 1)
     }
@@ -104,7 +108,7 @@ impl Builder {
         Random::new(self.seed, self.tensors.len() as u64)
     }
 
-    fn weight(&mut self, tensor: HostTensor) -> WeightId {
+    pub(super) fn weight(&mut self, tensor: HostTensor) -> WeightId {
         let shape = tensor.shape.iter().map(|&d| d as u32).collect();
         self.program.weights.push(WeightInfo { name: tensor.name.clone(), shape });
         self.tensors.push(tensor);
@@ -122,7 +126,7 @@ impl Builder {
         self.activations_of(name, width, &values)
     }
 
-    fn activations_of(&mut self, name: &str, width: u32, values: &[f32]) -> Slot {
+    pub(super) fn activations_of(&mut self, name: &str, width: u32, values: &[f32]) -> Slot {
         let shape = vec![values.len() / width as usize, width as usize];
         let table = self.weight(HostTensor::from_f32(name, shape, values));
         let out = self.tokens_slot(name, width);
@@ -198,7 +202,7 @@ impl Builder {
                 self.program.ops.push(Op::GatedActivation { x, activation: Activation::Silu, out });
                 out
             }
-            CaseOp::Attention(_) | CaseOp::CheckFinite { .. } | CaseOp::SelectRows { .. } => {
+            CaseOp::Attention(_) | CaseOp::CheckFinite { .. } | CaseOp::SelectRows { .. } | CaseOp::Sample(_) => {
                 unreachable!("built by functions of their own")
             }
         }
@@ -237,11 +241,24 @@ impl Builder {
     /// A case of one row at `start` with no state. Token i reads row i of every table.
     fn finish(mut self, output: Slot, start: u32, tokens: u32, chosen: Option<Vec<u32>>) -> BuiltCase {
         self.select(output);
+        let chosen = chosen.unwrap_or_else(|| (0..tokens).collect());
+        self.finish_with(start, tokens, chosen.len() as u32, Observed::Logits, |step| {
+            chosen.iter().for_each(|&token| step.push_logit_row(token));
+        })
+    }
+
+    /// The same for a program that ends with logits; `choose` pushes its logit rows.
+    pub(super) fn finish_with(
+        self,
+        start: u32,
+        tokens: u32,
+        logit_rows: u32,
+        observed: Observed,
+        choose: impl FnOnce(&mut StepInputs),
+    ) -> BuiltCase {
         let block_size = 16;
         let num_blocks = (start + tokens).div_ceil(block_size) + 1;
-        let chosen = chosen.unwrap_or_else(|| (0..tokens).collect());
-        let bucket = Bucket { tokens, rows: 1, logit_rows: chosen.len() as u32 };
-        let layout = InputLayout::new(bucket, num_blocks, block_size, ALIGN_WORDS);
+        let layout = InputLayout::new(Bucket { tokens, rows: 1, logit_rows }, num_blocks, block_size, ALIGN_WORDS);
         let block_table = (1..num_blocks).collect();
         let row = StepRow { token_ids: 0..tokens, start, block_table, parents: Vec::new() };
         BuiltCase {
@@ -249,14 +266,14 @@ impl Builder {
             tensors: self.tensors,
             history: None,
             moves: (BlockMoves::None, Vec::new()),
-            step: step_inputs(layout, &[row], &chosen),
+            step: step_inputs(layout, &[row], choose),
             num_blocks,
-            observed: Observed::Logits,
+            observed,
         }
     }
 }
 
-fn step_inputs(layout: InputLayout, rows: &[StepRow], logit_rows: &[u32]) -> StepInputs {
+fn step_inputs(layout: InputLayout, rows: &[StepRow], choose: impl FnOnce(&mut StepInputs)) -> StepInputs {
     let mut inputs = StepInputs::new(layout);
     inputs.clear();
     for row in rows.iter().filter(|row| !row.token_ids.is_empty()) {
@@ -268,9 +285,7 @@ fn step_inputs(layout: InputLayout, rows: &[StepRow], logit_rows: &[u32]) -> Ste
         let tokens = row.token_ids.clone().zip(&row.parents).map(|(id, &parent)| TreeToken { id, parent });
         inputs.push_tree_row(&tokens.collect::<Vec<_>>(), row.start, &row.block_table);
     }
-    for &token in logit_rows {
-        inputs.push_logit_row(token);
-    }
+    choose(&mut inputs);
     inputs.pad(layout.bucket);
     inputs
 }
@@ -360,9 +375,9 @@ fn build_attention(mut builder: Builder, case: &AttentionCase) -> BuiltCase {
     BuiltCase {
         program: builder.program,
         tensors: builder.tensors,
-        history: (num_history > 0).then(|| step_inputs(layout, &before, &[])),
+        history: (num_history > 0).then(|| step_inputs(layout, &before, |_| ())),
         moves: (case.moves, moved),
-        step: step_inputs(layout, &now, &(0..num_new).collect::<Vec<u32>>()),
+        step: step_inputs(layout, &now, |step| (0..num_new).for_each(|token| step.push_logit_row(token))),
         num_blocks,
         observed: Observed::Logits,
     }

@@ -7,9 +7,11 @@
 
 mod build;
 mod random;
+mod sample;
 mod table;
 
 pub use build::{BuiltCase, Observed, build_case};
+pub use sample::SAMPLE_COLUMNS;
 pub use table::{CODES, EXACT, FLOAT, TURNED, all_cases};
 
 use super::Backend;
@@ -108,6 +110,21 @@ pub enum CaseOp {
         tokens: u32,
         logit_rows: u32,
     },
+    Sample(SampleCase),
+}
+
+/// Shapes of a sampling case. The first of the rows is drawn as the fields say; others are greedy or want no
+/// log-probabilities, are read back, have many equal logits, or one that is not finite.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampleCase {
+    /// Logits of a row.
+    pub vocab: u32,
+    /// Rows, at most 32.
+    pub rows: u32,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Alternatives whose log-probabilities are reported.
+    pub logprobs: Option<u32>,
 }
 
 /// One part of a linear.
@@ -216,6 +233,7 @@ pub fn run_built(backend: &mut dyn Backend, built: &BuiltCase) -> Result<Vec<f32
     let output = backend.wait(ticket)?;
     Ok(match built.observed {
         Observed::Logits => output.logits.to_vec(),
+        Observed::Samples => sample::values(built, output.samples),
         Observed::NonFinite => output.non_finite.iter().map(|&flag| if flag == 0 { 0.0 } else { 1.0 }).collect(),
     })
 }

@@ -3,7 +3,7 @@
 //! Invariant: every op and every weight format is here, with shapes that fit no tile, and each tolerance says why it is
 //! what it is. Adding an op or a format means adding its rows here.
 
-use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase, Tolerance};
+use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase, SampleCase, Tolerance};
 use crate::program::{KvDtype, RopePairing};
 use crate::weights::WeightFormat;
 
@@ -57,6 +57,7 @@ pub fn all_cases() -> Vec<Case> {
     rope_cases(&mut cases);
     linear_cases(&mut cases);
     attention_cases(&mut cases);
+    sample_cases(&mut cases);
     cases
 }
 
@@ -257,4 +258,13 @@ fn tree_cases(base: &AttentionCase, add: &mut impl FnMut(AttentionCase)) {
 /// The parents of `num_tokens` tokens, numbered level by level, each of `children` children.
 fn heap(children: u32, num_tokens: u32) -> Vec<Option<u32>> {
     (0..num_tokens).map(|j| j.checked_sub(1).map(|before| before / children)).collect()
+}
+
+fn sample_cases(cases: &mut Vec<Case>) {
+    // Rows that start within four words, fewer logits than alternatives, and more rows than kinds of rows.
+    for (vocab, rows) in [(1, 3), (7, 9), (32, 2), (513, 12), (2050, 7), (5003, 9), (49_152, 4)] {
+        for (temperature, logprobs) in [(0.0, None), (0.0, Some(20)), (0.8, None), (1.3, Some(5)), (0.01, Some(0))] {
+            push(cases, FLOAT, CaseOp::Sample(SampleCase { vocab, rows, temperature, logprobs }));
+        }
+    }
 }

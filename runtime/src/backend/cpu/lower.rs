@@ -16,6 +16,7 @@ use crate::error::DeviceError;
 use crate::ids::{Slot, WeightId};
 use crate::program::memory::{self, Placement};
 use crate::program::{Op, Program, RowDim, View};
+use crate::sample::Sample;
 
 const ALIGN_BYTES: usize = 64;
 const FLOAT: usize = size_of::<f32>();
@@ -26,6 +27,8 @@ pub(super) struct Lowered {
     pub(super) memory_bytes: usize,
     /// Byte where the flags of `CheckFinite` are, one word per token.
     pub(super) flags: usize,
+    /// Byte where the samples are, one per sampled row.
+    pub(super) samples: usize,
     pub(super) logits: Option<Columns>,
 }
 
@@ -52,6 +55,7 @@ pub(super) fn lower(program: &Program, target: &Target<'_>) -> Result<Lowered, D
         phases: lowering.phases,
         memory_bytes: lowering.next,
         flags: lowering.flags,
+        samples: lowering.samples,
     })
 }
 
@@ -63,6 +67,7 @@ struct Lowering<'a> {
     /// First free byte.
     next: usize,
     flags: usize,
+    samples: usize,
     quantised_start: usize,
     scratch: Scratch,
     /// Per frequency table, where its angles are, and how many of a token.
@@ -85,6 +90,7 @@ impl<'a> Lowering<'a> {
             places: plan.slots,
             next: 0,
             flags: 0,
+            samples: 0,
             quantised_start: 0,
             scratch: Scratch::default(),
             angles: Vec::new(),
@@ -98,6 +104,7 @@ impl<'a> Lowering<'a> {
             lowering.lane_starts.push(start);
         }
         lowering.flags = lowering.reserve(bucket.tokens as usize * size_of::<u32>());
+        lowering.samples = lowering.reserve(bucket.logit_rows as usize * size_of::<Sample>());
         let quantised_bytes = lowering.quantised_bytes()?;
         lowering.quantised_start = lowering.reserve(quantised_bytes);
         lowering.place_scratch()?;
@@ -232,6 +239,7 @@ impl<'a> Lowering<'a> {
             }
             Op::CheckFinite { x } => RowOp::CheckFinite { x: self.columns(x), flags: self.flags },
             Op::SelectRows { x, out } => RowOp::SelectRows { x: self.columns(x), out: self.columns(out) },
+            Op::Sample { logits } => RowOp::Sample { logits: self.columns(logits), samples: self.samples },
             Op::Linear { x, ref parts, out } => return self.linear(x, parts, out),
             // Chains have no barrier between their ops, so that nothing is won by a kernel for both.
             Op::RopeStoreKv { .. } | Op::GatedLinear { .. } => {

@@ -53,8 +53,8 @@ pub struct CpuBackend {
     layers: Vec<LayerState>,
     plans: Vec<Plan>,
     submitted: u64,
-    /// Plan, tokens and logit rows of the last step.
-    last: Option<(usize, usize, usize)>,
+    /// Plan, tokens, read rows and sampled rows of the last step.
+    last: Option<(usize, usize, usize, usize)>,
     small_pages_logged: bool,
 }
 
@@ -62,6 +62,7 @@ struct Plan {
     phases: Vec<Phase>,
     memory: HugeBuf,
     flags: usize,
+    samples: usize,
     logits: Option<Columns>,
 }
 
@@ -156,9 +157,9 @@ impl Backend for CpuBackend {
     fn compile(&mut self, program: &Program, bucket: Bucket, layout: &InputLayout) -> Result<PlanId, DeviceError> {
         debug_assert_eq!(bucket, layout.bucket, "one plan, the layout's");
         let target = Target { weights: &self.weights, layers: &self.layers, layout, num_threads: self.pool.threads() };
-        let Lowered { phases, memory_bytes, flags, logits } = lower::lower(program, &target)?;
+        let Lowered { phases, memory_bytes, flags, samples, logits } = lower::lower(program, &target)?;
         let memory = HugeBuf::new(memory_bytes, "activations")?;
-        self.plans.push(Plan { phases, memory, flags, logits });
+        self.plans.push(Plan { phases, memory, flags, samples, logits });
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 
@@ -181,25 +182,27 @@ impl Backend for CpuBackend {
             let _ = step.run(phases, team);
         })?;
         self.submitted += 1;
-        self.last = Some((plan_index, num_tokens, inputs.num_logit_rows()));
+        self.last = Some((plan_index, num_tokens, inputs.num_read_rows(), inputs.num_sampled_rows()));
         Ok(Ticket(self.submitted))
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<DeviceOutput<'_>, DeviceError> {
         assert_eq!(ticket.0, self.submitted, "the CPU backend runs one step at a time");
-        let Some((plan, num_tokens, num_logit_rows)) = self.last else {
+        let Some((plan, num_tokens, num_read_rows, num_sampled_rows)) = self.last else {
             return Err(DeviceError::Failed("no step was submitted".into()));
         };
         let plan = &self.plans[plan];
         let memory = plan.memory.shared();
         // SAFETY: no step runs between `submit`'s return and its next call, which needs `&mut self`.
         let non_finite = unsafe { memory.slice(plan.flags, num_tokens) };
+        // SAFETY: as above.
+        let samples = unsafe { memory.slice(plan.samples, num_sampled_rows) };
         let logits = match plan.logits {
             // SAFETY: as above.
-            Some(logits) => unsafe { memory.slice(logits.start, num_logit_rows * logits.width) },
+            Some(logits) => unsafe { memory.slice(logits.start, num_read_rows * logits.width) },
             None => &[],
         };
-        Ok(DeviceOutput { logits, non_finite })
+        Ok(DeviceOutput { logits, samples, non_finite })
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {

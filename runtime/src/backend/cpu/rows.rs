@@ -13,6 +13,7 @@ use super::simd::{Kernel, LANES, Simd};
 use super::state::LayerState;
 use super::step::Step;
 use crate::program::{KvDtype, RopePairing};
+use crate::sample::{Sample, sample_row};
 
 /// Columns of a slot: `[rows, width]`, rows `stride` floats apart, from byte `start` of the plan's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +108,11 @@ pub(super) enum RowOp {
         x: Columns,
         out: Columns,
     },
+    /// Samples from byte `samples`, one per logit row that is not read back.
+    Sample {
+        logits: Columns,
+        samples: usize,
+    },
     /// The 8-bit activations of the next linear, from byte `start`.
     Quantise {
         x: Columns,
@@ -183,6 +189,13 @@ fn run_row<S: Simd>(s: S, step: &Step<'_>, op: &RowOp, row: usize) {
             let token = step.inputs.logit_rows()[row] as usize;
             // SAFETY: rows of `x` were written before the last barrier: it is a slot of tokens, this chain's are logit rows.
             write(out).copy_from_slice(unsafe { x.row(memory, token) });
+        }
+        RowOp::Sample { logits, samples } => {
+            let Some(index) = row.checked_sub(step.inputs.num_read_rows()) else { return };
+            let draw = step.inputs.draws().nth(index).expect("a draw per sampled row");
+            // SAFETY: the sample of this row, which belongs to this thread.
+            let sample = unsafe { memory.slice_mut(samples + index * size_of::<Sample>(), 1) };
+            sample[0] = sample_row(read(logits), &draw);
         }
         RowOp::Quantise { x, start } => {
             let groups = x.width / GROUP;

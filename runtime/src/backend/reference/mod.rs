@@ -15,6 +15,7 @@ use crate::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, 
 use crate::error::DeviceError;
 use crate::ids::{BlockId, Layer, PlanId, Slot, WeightId};
 use crate::program::{Op, Program, SlotInfo, StateSpec};
+use crate::sample::Sample;
 use crate::weights::HostTensor;
 use ops::Step;
 use state::LayerState;
@@ -32,6 +33,7 @@ pub struct ReferenceBackend {
     slots: Vec<Vec<f32>>,
     products: Vec<f32>,
     non_finite: Vec<u32>,
+    samples: Vec<Sample>,
     logits: Range<usize>,
     logits_slot: Option<Slot>,
     submitted: u64,
@@ -82,6 +84,7 @@ impl ReferenceBackend {
             slots: Vec::new(),
             products: Vec::new(),
             non_finite: Vec::new(),
+            samples: Vec::new(),
             logits: 0..0,
             logits_slot: None,
             submitted: 0,
@@ -156,6 +159,7 @@ impl Backend for ReferenceBackend {
         self.slots.resize_with(self.slots.len().max(plan.slots.len()), Vec::new);
         self.non_finite.clear();
         self.non_finite.resize(inputs.num_tokens(), 0);
+        self.samples.clear();
         let mut step = Step {
             inputs,
             infos: &plan.slots,
@@ -164,6 +168,7 @@ impl Backend for ReferenceBackend {
             slots: &mut self.slots,
             products: &mut self.products,
             non_finite: &mut self.non_finite,
+            samples: &mut self.samples,
             pool,
         };
         for op in &plan.ops {
@@ -171,7 +176,7 @@ impl Backend for ReferenceBackend {
         }
         self.logits_slot = plan.logits;
         self.logits = match plan.logits {
-            Some(slot) => 0..inputs.num_logit_rows() * plan.slots[slot.index()].width as usize,
+            Some(slot) => 0..inputs.num_read_rows() * plan.slots[slot.index()].width as usize,
             None => 0..0,
         };
         self.submitted += 1;
@@ -181,7 +186,7 @@ impl Backend for ReferenceBackend {
     fn wait(&mut self, ticket: Ticket) -> Result<DeviceOutput<'_>, DeviceError> {
         assert_eq!(ticket.0, self.submitted, "the reference backend runs one step at a time");
         let logits = self.logits_slot.map_or(&[][..], |slot| &self.slots[slot.index()][self.logits.clone()]);
-        Ok(DeviceOutput { logits, non_finite: &self.non_finite })
+        Ok(DeviceOutput { logits, samples: &self.samples, non_finite: &self.non_finite })
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) -> Result<(), DeviceError> {

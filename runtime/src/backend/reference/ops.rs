@@ -13,6 +13,7 @@ use crate::backend::pool::Pool;
 use crate::error::DeviceError;
 use crate::ids::{Layer, Slot, WeightId};
 use crate::program::{Activation, LinearPart, Op, RopePairing, RowDim, SlotInfo, View};
+use crate::sample::{Sample, sample_row};
 
 /// One running step: what the ops read and write.
 pub(super) struct Step<'a> {
@@ -24,6 +25,7 @@ pub(super) struct Step<'a> {
     /// Products of a linear before they are transposed; grows to the largest.
     pub products: &'a mut Vec<f32>,
     pub non_finite: &'a mut [u32],
+    pub samples: &'a mut Vec<Sample>,
     pub pool: &'a mut Pool,
 }
 
@@ -46,6 +48,7 @@ impl<'a> Step<'a> {
             Op::GatedActivation { x, activation, out } => self.gated_activation(*x, *activation, *out),
             Op::CheckFinite { x } => self.check_finite(*x),
             Op::SelectRows { x, out } => self.select_rows(*x, *out),
+            Op::Sample { logits } => self.sample(*logits),
         }
         Ok(())
     }
@@ -240,6 +243,13 @@ impl<'a> Step<'a> {
             row.copy_from_slice(&x[token as usize * width..][..width]);
         }
         self.give(out, values);
+    }
+
+    fn sample(&mut self, logits: Slot) {
+        let inputs = self.inputs;
+        let width = self.width(logits);
+        let rows = self.slots[logits.index()].chunks_exact(width).skip(inputs.num_read_rows());
+        self.samples.extend(rows.zip(inputs.draws()).map(|(row, draw)| sample_row(row, &draw)));
     }
 }
 

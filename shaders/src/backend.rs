@@ -1,9 +1,10 @@
 //! `Backend` over wgpu: one upload, one pass and one readback per step, through two sets of transfer buffers used in turn.
 //!
 //! Invariant: a transfer buffer is mapped when a step begins to use it and is mapped again as soon as its submission is done.
+//! Commands do not depend on values, only on counts, so that those of the next decode step are encoded while this one runs.
 //! Nothing reaches the host after the device was lost: `wait` looks before it reads.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -30,6 +31,8 @@ pub struct WgpuDevice {
     pub(crate) gpu: Rc<Gpu>,
     pub(crate) pipelines: Rc<RefCell<Pipelines>>,
     pub(crate) reloader: Option<Rc<RefCell<Reloader>>>,
+    /// Steps so far whose commands had been encoded while the step before ran.
+    encoded_ahead: Rc<Cell<u64>>,
 }
 
 impl WgpuDevice {
@@ -50,7 +53,12 @@ impl WgpuDevice {
     }
 
     pub(crate) fn with_pipelines(gpu: Rc<Gpu>, pipelines: Pipelines) -> Self {
-        Self { gpu, pipelines: Rc::new(RefCell::new(pipelines)), reloader: None }
+        Self { gpu, pipelines: Rc::new(RefCell::new(pipelines)), reloader: None, encoded_ahead: Rc::default() }
+    }
+
+    /// Steps so far whose commands had been encoded while the step before ran.
+    pub fn num_encoded_ahead(&self) -> u64 {
+        self.encoded_ahead.get()
     }
 
     /// Buffers, bind groups and pipelines created so far: a step adds none.
@@ -85,7 +93,9 @@ pub struct WgpuBackend {
     plans: Vec<Plan>,
     submitted: u64,
     /// The step that was submitted and not waited for.
-    running: Option<Running>,
+    running: Option<Step>,
+    /// What the next step is likely to be.
+    ahead: Option<(Step, wgpu::CommandBuffer)>,
     logits: Vec<f32>,
     samples: Vec<Sample>,
     non_finite: Vec<u32>,
@@ -112,10 +122,22 @@ struct Transfer {
     readback: Buffer,
 }
 
-struct Running {
+/// All that a step's commands depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Step {
     plan: usize,
     transfer: usize,
     counts: Counts,
+    upload_bytes: u64,
+}
+
+impl Step {
+    /// The step after this one, if every row of it decodes one token and goes on.
+    fn next(self) -> Option<Self> {
+        let Self { counts, transfer, .. } = self;
+        let next = Counts { max_kv_len: counts.max_kv_len + 1, ..counts };
+        (counts.tokens == counts.logit_rows).then_some(Self { counts: next, transfer: 1 - transfer, ..self })
+    }
 }
 
 impl WgpuBackend {
@@ -144,6 +166,7 @@ impl WgpuBackend {
             plans: Vec::new(),
             submitted: 0,
             running: None,
+            ahead: None,
             logits: Vec::new(),
             samples: Vec::new(),
             non_finite: Vec::new(),
@@ -182,18 +205,13 @@ impl WgpuBackend {
         Ok(())
     }
 
-    /// Encodes one step of `inputs` and submits it with its transfers.
-    fn start(&self, plan: &Plan, transfer: &Transfer, inputs: &StepInputs, counts: Counts) -> Result<(), DeviceError> {
-        let Transfer { upload, readback } = transfer;
-        let words = inputs.used_words();
-        let bytes = 4 * words.len() as u64;
-        {
-            let mut view = upload.get_mapped_range_mut(0..bytes).map_err(not_mapped)?;
-            view.copy_from_slice(bytemuck::cast_slice(words));
-        }
-        upload.unmap();
+    /// The commands of a step, with its transfers.
+    fn encode(&self, step: Step) -> wgpu::CommandBuffer {
+        let Step { plan, transfer, counts, upload_bytes } = step;
+        let plan = &self.plans[plan];
+        let Transfer { upload, readback } = &plan.transfers[transfer];
         let mut encoder = self.gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-        encoder.copy_buffer_to_buffer(upload, 0, &plan.memory.inputs, 0, bytes);
+        encoder.copy_buffer_to_buffer(upload, 0, &plan.memory.inputs, 0, upload_bytes);
         encoder.clear_buffer(&plan.memory.flags, 0, None);
         {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
@@ -209,7 +227,25 @@ impl WgpuBackend {
         }
         encoder.map_buffer_on_submit(readback, wgpu::MapMode::Read, 0..end, |_| ());
         encoder.map_buffer_on_submit(upload, wgpu::MapMode::Write, .., |_| ());
-        self.gpu.queue.submit([encoder.finish()]);
+        encoder.finish()
+    }
+
+    /// Submits a step, then encodes the one that is likely to follow.
+    fn start(&mut self, step: Step, words: &[u32]) -> Result<(), DeviceError> {
+        let ahead = self.ahead.take().filter(|(expected, _)| *expected == step);
+        self.device.encoded_ahead.update(|num_steps| num_steps + u64::from(ahead.is_some()));
+        let commands = ahead.map_or_else(|| self.encode(step), |(_, commands)| commands);
+        let upload = &self.plans[step.plan].transfers[step.transfer].upload;
+        {
+            let mut view = upload.get_mapped_range_mut(0..step.upload_bytes).map_err(not_mapped)?;
+            view.copy_from_slice(bytemuck::cast_slice(words));
+        }
+        upload.unmap();
+        self.gpu.queue.submit([commands]);
+        // A kernel that is exchanged between steps leaves no commands behind.
+        if self.device.reloader.is_none() {
+            self.ahead = step.next().map(|next| (next, self.encode(next)));
+        }
         self.gpu.check()
     }
 }
@@ -291,18 +327,18 @@ impl Backend for WgpuBackend {
         if let Some(reloader) = &self.device.reloader {
             reloader.borrow_mut().look(&self.gpu, &self.pipelines);
         }
-        let counts = Counts::of(inputs);
-        let transfer = (self.submitted % 2) as usize;
-        let chosen = &self.plans[plan.index()];
-        self.start(chosen, &chosen.transfers[transfer], inputs, counts)?;
+        let words = inputs.used_words();
+        let (counts, upload_bytes) = (Counts::of(inputs), 4 * words.len() as u64);
+        let step = Step { plan: plan.index(), transfer: (self.submitted % 2) as usize, counts, upload_bytes };
+        self.start(step, words)?;
         self.submitted += 1;
-        self.running = Some(Running { plan: plan.index(), transfer, counts });
+        self.running = Some(step);
         Ok(Ticket(self.submitted))
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<DeviceOutput<'_>, DeviceError> {
         assert_eq!(ticket.0, self.submitted, "the wgpu backend runs one step at a time");
-        let Some(Running { plan, transfer, counts }) = self.running.take() else {
+        let Some(Step { plan, transfer, counts, .. }) = self.running.take() else {
             return Err(DeviceError::Failed("no step was submitted".into()));
         };
         self.gpu.wait()?;

@@ -15,7 +15,7 @@ use crate::pipelines::{PipelineId, Pipelines};
 pub(crate) const MAX_GRID: u32 = 65_535;
 
 /// A step's counts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) tokens: u32,
     pub(crate) logit_rows: u32,

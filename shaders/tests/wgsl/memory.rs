@@ -60,12 +60,15 @@ fn generate(runner: &mut ModelRunner, each: &mut dyn FnMut()) -> Vec<TokenId> {
 }
 
 #[test]
-fn a_token_loop_makes_nothing() {
+fn a_token_loop_makes_nothing_and_encodes_ahead() {
     let Some(device) = gpu::device(GpuOptions::default()) else { return };
     let mut runner = load(&device, &tiny()).expect("a tiny model fits");
     let before = (device.num_created(), device.memory_bytes());
     assert!(before.0 > 50, "{before:?}: a load makes buffers, pipelines and bind groups");
+    let before_steps = device.num_encoded_ahead();
     generate(&mut runner, &mut || assert_eq!((device.num_created(), device.memory_bytes()), before));
+    // Neither the prefill nor the first of 29 decodes, which nobody saw coming.
+    assert_eq!(device.num_encoded_ahead() - before_steps, 28);
 }
 
 #[test]

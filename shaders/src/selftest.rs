@@ -64,7 +64,7 @@ pub(crate) fn checks(
                 for part in parts {
                     let format = weights.matrix_of(part.weight)?.format;
                     let parts = vec![PartCase { out_features: 70, format, bias: part.bias.is_some() }];
-                    for tile in tuning.linear {
+                    for tile in tuning.linear.iter() {
                         let parts = parts.clone();
                         add("linear", CODES, CaseOp::Linear { in_features: 512, parts, tokens: tile.from_tokens });
                     }
@@ -104,7 +104,8 @@ pub(crate) fn checks(
     Ok(checks)
 }
 
-/// Runs the checks; kernels that fail join `plain` and are tested again. Returns what was replaced and why.
+/// Runs the checks; kernels that fail join `plain` and are tested again. Returns what was replaced and why. `tested` is told
+/// how many are done.
 ///
 /// # Errors
 /// The plain variant is wrong too, or the device failed.
@@ -112,9 +113,11 @@ pub(crate) fn run(
     checks: &[Check],
     plain: &mut BTreeSet<&'static str>,
     backend: &dyn Fn(&BTreeSet<&'static str>) -> WgpuBackend,
+    tested: &mut dyn FnMut(usize),
 ) -> Result<Vec<String>, DeviceError> {
     let mut replaced = Vec::new();
-    for Check { kernel, case } in checks {
+    for (done, Check { kernel, case }) in checks.iter().enumerate() {
+        tested(done);
         let expected = run_case(&mut ReferenceBackend::new(1), case)?;
         let problem = |plain: &BTreeSet<&'static str>| match run_case(&mut backend(plain), case) {
             Ok(got) => case.tolerance.check(&got, &expected).err(),
@@ -132,6 +135,7 @@ pub(crate) fn run(
         tracing::warn!("{note}");
         replaced.push(note);
     }
+    tested(checks.len());
     Ok(replaced)
 }
 
@@ -147,9 +151,10 @@ mod tests {
     use runtime::backend::cases::all_cases;
 
     use super::*;
+    use crate::adapter::AdapterChoice;
     use crate::backend::WgpuDevice;
     use crate::compose::Settings;
-    use crate::device::{AdapterChoice, Gpu, GpuOptions};
+    use crate::device::{Gpu, GpuOptions};
     use crate::lab::CustomKernel;
     use crate::pipelines::Pipelines;
 

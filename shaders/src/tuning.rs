@@ -4,8 +4,13 @@
 //! another order (`splits`, `parts`, `split`) are fixed for a device, never chosen by the size of a step. The `cpu` row was
 //! measured on Mesa's software Vulkan; the others follow what other projects ship and await measurement (`kernel tune`).
 
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
 /// Kinds of devices that want kernels of the same shapes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
 pub enum DeviceClass {
     Cpu,
@@ -56,7 +61,8 @@ impl DeviceClass {
 }
 
 /// Shapes of the kernels; the fields are the settings of the WGSL files.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Tuning {
     /// Lanes of kernels whose lanes share nothing.
     pub flat_lanes: u32,
@@ -67,13 +73,14 @@ pub struct Tuning {
     /// Slices of `in_features` of a linear.
     pub splits: u32,
     /// Tiles of a linear by the number of tokens, ascending.
-    pub linear: &'static [LinearTile],
+    pub linear: Cow<'static, [LinearTile]>,
     /// Attention.
     pub attention: AttentionTile,
 }
 
 /// One shape of `linear.wgsl`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LinearTile {
     /// Taken from this number of tokens on.
     pub from_tokens: u32,
@@ -90,7 +97,8 @@ pub struct LinearTile {
 }
 
 /// The shape of `attention.wgsl`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AttentionTile {
     /// Positions per split.
     pub split: u32,
@@ -110,12 +118,12 @@ static CPU: Tuning = Tuning {
     row_lanes: 8,
     subgroups: false,
     splits: 1,
-    linear: &[
+    linear: Cow::Borrowed(&[
         LinearTile { from_tokens: 1, rows: 8, tokens: 1, lanes: 8, token_lanes: 1, split_lanes: false },
         LinearTile { from_tokens: 2, rows: 8, tokens: 2, lanes: 8, token_lanes: 1, split_lanes: false },
         // A tile of 8 tokens is no faster and takes the driver 15 times as long to compile.
         LinearTile { from_tokens: 3, rows: 8, tokens: 4, lanes: 8, token_lanes: 1, split_lanes: false },
-    ],
+    ]),
     attention: AttentionTile { split: 64, items: 8, parts: 1, max_values: 192, max_split_tokens: 16 },
 };
 
@@ -125,12 +133,12 @@ static GPU: Tuning = Tuning {
     row_lanes: 128,
     subgroups: true,
     splits: 4,
-    linear: &[
+    linear: Cow::Borrowed(&[
         LinearTile { from_tokens: 1, rows: 1, tokens: 1, lanes: 32, token_lanes: 1, split_lanes: true },
         LinearTile { from_tokens: 2, rows: 1, tokens: 2, lanes: 32, token_lanes: 1, split_lanes: true },
         LinearTile { from_tokens: 3, rows: 1, tokens: 4, lanes: 32, token_lanes: 1, split_lanes: true },
         LinearTile { from_tokens: 9, rows: 4, tokens: 4, lanes: 16, token_lanes: 8, split_lanes: false },
-    ],
+    ]),
     attention: AttentionTile { split: 256, items: 1, parts: 32, max_values: 1, max_split_tokens: 16 },
 };
 
@@ -140,9 +148,9 @@ static PLAIN: Tuning = Tuning {
     row_lanes: 64,
     subgroups: false,
     splits: 1,
-    linear: &[
+    linear: Cow::Borrowed(&[
         LinearTile { from_tokens: 1, rows: 1, tokens: 1, lanes: 64, token_lanes: 1, split_lanes: false },
         LinearTile { from_tokens: 2, rows: 2, tokens: 4, lanes: 32, token_lanes: 2, split_lanes: false },
-    ],
+    ]),
     attention: AttentionTile { split: 256, items: 64, parts: 1, max_values: 1, max_split_tokens: 16 },
 };

@@ -178,7 +178,7 @@ pub fn run_built(backend: &mut dyn Backend, built: &BuiltCase) -> Result<Vec<f32
     }
     let layout = built.step.layout();
     backend.alloc_state(&built.program.states, built.num_blocks, layout.block_size)?;
-    let plan = backend.compile(&built.program, layout.bucket, layout)?;
+    let plan = backend.compile(&built.program, layout.bucket, layout, &mut |_, _| ())?;
     if let Some(history) = &built.history {
         let ticket = backend.submit(plan, history)?;
         backend.wait(ticket)?;

@@ -10,7 +10,9 @@ mod state;
 use std::ops::Range;
 
 use crate::backend::pool::Pool;
-use crate::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
+use crate::backend::{
+    Backend, Bucket, Buckets, Caps, Compiled, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket,
+};
 use crate::error::DeviceError;
 use crate::ids::{BlockId, Layer, PlanId, Slot, WeightId};
 use crate::program::{Op, Program, SlotInfo, StateSpec};
@@ -136,7 +138,13 @@ impl Backend for ReferenceBackend {
         Ok(())
     }
 
-    fn compile(&mut self, program: &Program, _bucket: Bucket, _layout: &InputLayout) -> Result<PlanId, DeviceError> {
+    fn compile(
+        &mut self,
+        program: &Program,
+        _bucket: Bucket,
+        _layout: &InputLayout,
+        _progress: Compiled<'_>,
+    ) -> Result<PlanId, DeviceError> {
         for (i, info) in program.weights.iter().enumerate() {
             let uploaded = self.weights.get(i).is_some_and(Option::is_some);
             assert!(uploaded, "weight '{}' was not uploaded before compile", info.name);

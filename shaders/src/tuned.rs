@@ -148,7 +148,8 @@ impl Tuning {
         within("attention: items", tile.items, 1, MAX_LANES)?;
         within("attention: parts", tile.parts, 1, MAX_LANES)?;
         within("attention: max_values", tile.max_values, 1, MAX_LANES)?;
-        within("attention: max_split_tokens", tile.max_split_tokens, 0, PAD_ROWS)
+        // The self-test of the split kernels has two tokens.
+        within("attention: max_split_tokens", tile.max_split_tokens, 2, PAD_ROWS)
     }
 
     /// Whether a device of these limits takes these shapes, too.

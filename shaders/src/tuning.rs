@@ -1,7 +1,7 @@
 //! The tuning table: which shapes the kernels take on which class of device.
 //!
 //! Invariant: a row of the table changes speed only; every row passes the op table on every device. Shapes whose sums run in
-//! another order (`splits`, `parts`, `split`) are fixed for a device, never chosen by the size of a step. The `cpu` row was
+//! another order (`splits`, `parts`, `split`, `row_lanes`, `subgroups`) are fixed for a device, never chosen by the size of a step. The `cpu` row was
 //! measured on Mesa's software Vulkan; the others follow what other projects ship and await measurement (`kernel tune`).
 
 use std::borrow::Cow;

@@ -21,7 +21,7 @@ pub struct KernelFiles {
     /// directory].
     #[arg(long, value_name = "DIR")]
     kernel_cache_dir: Option<PathBuf>,
-    /// Shapes of kernels that `kittiwake kernel tune` has measured on this device; `none`: the built-in ones [default: tuning.json
+    /// Shapes of kernels that `kittiwake kernel tune` has measured on this device, and where it writes them; `none`: the built-in ones [default: tuning.json
     /// in --kernel-cache-dir].
     #[arg(long, value_name = "FILE")]
     kernel_tuning: Option<PathBuf>,

@@ -27,12 +27,14 @@ pub struct TuneArgs {
     download_dir: PathBuf,
     #[command(flatten)]
     device: Where,
-    /// --kernel-tuning is also where the shapes are written.
     #[command(flatten)]
     files: KernelFiles,
     /// Begin nothing after so many seconds; what was found until then counts.
     #[arg(long, default_value_t = 120.0, value_name = "SECONDS")]
     max_seconds: f64,
+    /// Measure no more candidates than this [default: all that the time allows].
+    #[arg(long)]
+    max_candidates: Option<usize>,
     /// Also choose what changes the order of sums (slices of linears, splits and parts of attention, lanes of norms): faster perhaps,
     /// but answers differ in their last bits from those of this device without the file.
     #[arg(long)]
@@ -51,7 +53,7 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<()> {
     if file.is_none() && !args.dry_run {
         bail!("there is nowhere to write to: name a file by --kernel-tuning, or say --dry-run");
     }
-    if !args.max_seconds.is_finite() {
+    if args.max_seconds.is_nan() {
         bail!("--max-seconds {}: expected a number", args.max_seconds);
     }
     let workload = match &args.model {
@@ -68,7 +70,11 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<()> {
         file.as_ref().filter(|file| file.exists()).map(|file| shaders::TuningFile::read(file)).transpose()?;
     let style = ProgressStyle::with_template("tuning {bar:40} {pos}/{len} {elapsed} {msg}").expect("a valid template");
     let bar = ProgressBar::new(0).with_style(style); // draws on a terminal only
-    let options = TuneOptions { max_seconds: args.max_seconds, order_is_free: args.allow_new_order };
+    let options = TuneOptions {
+        max_seconds: args.max_seconds,
+        max_candidates: args.max_candidates.unwrap_or(usize::MAX),
+        order_is_free: args.allow_new_order,
+    };
     let report = lab.tune(&workload, options, &mut |progress| {
         bar.set_length(progress.total as u64);
         bar.set_position(progress.done as u64);
@@ -105,7 +111,7 @@ fn print(out: &mut dyn Write, report: &TuneReport) -> std::io::Result<()> {
         writeln!(out, "rejected: {rejected}")?;
     }
     if report.is_cut_short {
-        writeln!(out, "the time was up before everything was tried: --max-seconds gives more")?;
+        writeln!(out, "not everything was tried: --max-seconds gives more time")?;
     }
     if report.runtime_checks {
         writeln!(out, "this build compiles runtime checks into kernels: tune with a release build")?;

@@ -202,3 +202,57 @@ fn tiles_near(tile: &LinearTile, tokens: u32) -> Vec<LinearTile> {
     all.push(LinearTile { split_lanes: !tile.split_lanes, ..*tile });
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tuning::DeviceClass;
+
+    #[test]
+    fn the_order_of_sums_stays_unless_it_is_free() {
+        let workload = Workload::default_shapes();
+        for class in DeviceClass::ALL {
+            let tuning = spread(class.tuning());
+            let near = |order_is_free| {
+                let knobs = knobs(&workload, order_is_free);
+                knobs.iter().flat_map(|knob| knob.neighbours(&tuning, &workload)).collect::<Vec<_>>()
+            };
+            let order = |tuning: &Tuning| {
+                let Tuning { row_lanes, subgroups, splits, attention, .. } = tuning;
+                (*row_lanes, *subgroups, *splits, attention.split, attention.parts)
+            };
+            assert!(near(false).len() > 20);
+            assert!(near(false).iter().all(|near| order(near) == order(&tuning)), "{}", class.name());
+            let others = near(true).iter().filter(|near| order(near) != order(&tuning)).count();
+            assert_eq!(others, near(true).len() - near(false).len(), "{}", class.name());
+        }
+    }
+
+    #[test]
+    fn spreading_and_gathering_change_no_tile() {
+        let held = |tuning: &Tuning, tokens: u32| {
+            let tile = tuning.linear.iter().rev().find(|tile| tile.from_tokens <= tokens).expect("from 1 on");
+            LinearTile { from_tokens: 1, ..*tile }
+        };
+        for class in DeviceClass::ALL {
+            let (own, all) = (class.tuning(), spread(class.tuning()));
+            assert_eq!(all.linear.len(), TOKENS.len());
+            let few = gathered(&all);
+            assert!(few.linear.len() <= own.linear.len(), "{}", class.name());
+            few.check_shapes().expect("it may stand in a file");
+            for tokens in TOKENS {
+                assert_eq!(held(&all, tokens), held(own, tokens), "{}, {tokens} tokens", class.name());
+                assert_eq!(held(&few, tokens), held(own, tokens), "{}, {tokens} tokens", class.name());
+            }
+        }
+    }
+
+    /// A kernel that is not in the checks would be measured unchecked.
+    #[test]
+    fn every_choice_is_measured_and_checked() {
+        for knob in knobs(&Workload::default_shapes(), true) {
+            assert!(!knob.measured.is_empty() && knob.checks.len() > 1, "{}", knob.name);
+            assert!(knob.kernels.iter().any(|kernel| knob.times(kernel)), "{}", knob.name);
+        }
+    }
+}

@@ -37,6 +37,8 @@ const FASTER: f64 = 0.95;
 pub struct TuneOptions {
     /// No candidate is begun after so many seconds.
     pub max_seconds: f64,
+    /// No more candidates than so many are measured.
+    pub max_candidates: usize,
     /// Whether sums may run in another order than the class's.
     pub order_is_free: bool,
 }
@@ -54,7 +56,7 @@ pub struct TuneReport {
     pub num_measured: usize,
     /// Candidates that gave wrong numbers or that the device refused, and what was wrong.
     pub rejected: Vec<String>,
-    /// Whether the time was up before everything was tried.
+    /// Whether time or candidates were used up before everything was tried.
     pub is_cut_short: bool,
     /// Every choice that was looked at.
     pub choices: Vec<Choice>,
@@ -105,12 +107,12 @@ impl Lab {
         progress: &mut dyn FnMut(TuneProgress<'_>),
     ) -> Result<TuneReport, KernelError> {
         let own = self.gpu.class.tuning();
-        let start = Instant::now();
         let mut search = Search {
             lab: self,
             device: self.device_with(Pipelines::default()),
             timer: Timer::new(&self.gpu)?,
-            is_over: &|| start.elapsed().as_secs_f64() >= options.max_seconds,
+            options,
+            start: Instant::now(),
             workload,
             num_measured: 0,
             rejected: Vec::new(),
@@ -118,7 +120,7 @@ impl Lab {
         let (mut tuning, mut choices) = (spread(own), Vec::new());
         let knobs = knobs(workload, options.order_is_free);
         for (done, knob) in knobs.iter().enumerate() {
-            if (search.is_over)() {
+            if search.is_over() {
                 break;
             }
             let num_measured = search.num_measured;
@@ -134,7 +136,7 @@ impl Lab {
             clock: search.timer.clock(),
             runtime_checks: cfg!(debug_assertions),
             num_measured: search.num_measured,
-            is_cut_short: (search.is_over)(),
+            is_cut_short: search.is_over(),
             rejected: search.rejected,
             choices,
             tuning: if is_changed { gathered(&tuning) } else { own.clone() },
@@ -147,7 +149,8 @@ struct Search<'a> {
     /// All candidates share its pipelines: a variant is compiled once.
     device: WgpuDevice,
     timer: Timer,
-    is_over: &'a dyn Fn() -> bool,
+    options: TuneOptions,
+    start: Instant,
     workload: &'a Workload,
     num_measured: usize,
     rejected: Vec<String>,
@@ -174,6 +177,11 @@ struct Candidate {
 }
 
 impl Search<'_> {
+    fn is_over(&self) -> bool {
+        self.num_measured >= self.options.max_candidates
+            || self.start.elapsed().as_secs_f64() >= self.options.max_seconds
+    }
+
     /// Climbs from neighbour to faster neighbour.
     fn turn(&mut self, knob: &Knob, from: &Tuning) -> Result<(Tuning, Choice), KernelError> {
         let checks = self.checks(knob)?;
@@ -186,7 +194,7 @@ impl Search<'_> {
                 if seen.contains(&tuning) || tuning.check(&self.lab.gpu.limits).is_err() {
                     continue;
                 }
-                if (self.is_over)() {
+                if self.is_over() {
                     break;
                 }
                 seen.push(tuning.clone());

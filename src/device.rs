@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use runtime::backend::Backend;
-use runtime::backend::cpu::{CpuBackend, CpuOptions};
+use runtime::backend::cpu::{CpuBackend, CpuOptions, describe};
 use runtime::backend::reference::ReferenceBackend;
 use runtime::error::DeviceError;
 #[cfg(feature = "wgpu")]
@@ -72,10 +72,7 @@ pub struct Candidate {
 }
 
 /// Every device of this machine, in the order in which `--device auto` takes them.
-///
-/// # Errors
-/// The CPU backend cannot start.
-pub fn candidates() -> Result<Vec<Candidate>, DeviceError> {
+pub fn candidates() -> Vec<Candidate> {
     let mut all = Vec::new();
     let mut software = Vec::new();
     #[cfg(feature = "wgpu")]
@@ -90,13 +87,12 @@ pub fn candidates() -> Result<Vec<Candidate>, DeviceError> {
         let list = if adapter.kind == AdapterKind::Software { &mut software } else { &mut all };
         list.push(Candidate { device: Device::Wgpu(AdapterChoice::Index(index)), description, rank });
     }
-    let cpu = CpuBackend::new(CpuOptions { threads: 0, isa: None })?.caps().device.clone();
     let rank = if all.is_empty() { "no GPU was found" } else { "where a GPU is not to be used" };
-    all.push(Candidate { device: Device::Cpu, description: cpu, rank });
+    all.push(Candidate { device: Device::Cpu, description: describe(CpuOptions::default()), rank });
     all.append(&mut software);
     let (description, rank) = ("plain f32 loops, for tests and doubts".into(), "the oracle of the others");
     all.push(Candidate { device: Device::Reference, description, rank });
-    Ok(all)
+    all
 }
 
 /// How a backend is made.
@@ -110,16 +106,13 @@ pub struct DeviceOptions {
 }
 
 /// The device that was asked for, or the best there is.
-///
-/// # Errors
-/// The CPU backend cannot start.
-pub fn choose(asked: Option<Device>) -> Result<Device, DeviceError> {
+pub fn choose(asked: Option<Device>) -> Device {
     if let Some(device) = asked {
-        return Ok(device);
+        return device;
     }
-    let best = candidates()?.swap_remove(0);
+    let best = candidates().swap_remove(0);
     tracing::debug!(device = %best.device, "--device auto: {} ({})", best.description, best.rank);
-    Ok(best.device)
+    best.device
 }
 
 /// Makes the backend; call it on the thread that will use it.

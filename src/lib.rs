@@ -22,6 +22,7 @@ use runtime::engine::{Engine, EngineConfig};
 use runtime::error::{DeviceError, LoadError};
 use runtime::model::{self, Model, ModelInfo};
 use runtime::program::KvDtype;
+pub use runtime::runner::Progress;
 use runtime::runner::{ModelRunner, RunnerConfig};
 use runtime::step::StepRunner;
 use runtime::text::TextModel;
@@ -106,15 +107,6 @@ pub struct Loaded {
     pub load_time: Duration,
 }
 
-/// How far loading is, in bytes of weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Bytes uploaded.
-    pub done_bytes: u64,
-    /// Bytes in all.
-    pub total_bytes: u64,
-}
-
 /// What the engine thread tells this one while it loads.
 enum Message {
     Progress(Progress),
@@ -134,14 +126,12 @@ pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loa
     let text = TextModel::load(&checkpoint, options.tokenizer.as_deref(), options.chat_template.as_deref())?;
     let model = model::load(&checkpoint, options.kv_cache_dtype)?;
     let info = model.info.clone();
-    let device = device::choose(options.device.clone())?;
-    let config = sizing::engine_config(options, &device, &model)?;
+    let device = device::choose(options.device.clone());
     check_vocabulary(&options.model, &text, &info)?;
 
     let (sender, messages) = mpsc::channel();
-    let how = options.device_options.clone();
-    let starting =
-        std::thread::spawn(move || Engine::start(move || start_runner(&device, how, &model, config, &sender)));
+    let options = options.clone();
+    let starting = std::thread::spawn(move || Engine::start(move || start_runner(&device, &options, &model, &sender)));
     let mut ready = None;
     for message in messages {
         match message {
@@ -158,12 +148,12 @@ pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loa
 /// Runs on the engine thread: the backend is made where it will be used.
 fn start_runner(
     device: &Device,
-    options: DeviceOptions,
+    options: &Options,
     model: &Model,
-    config: EngineConfig,
     messages: &mpsc::Sender<Message>,
 ) -> Result<(Box<dyn StepRunner>, EngineConfig), LoadError> {
-    let backend = device::open(device, options)?;
+    let backend = device::open(device, options.device_options.clone())?;
+    let config = sizing::engine_config(options, device, model, backend.caps())?;
     let sizes = RunnerConfig {
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_num_seqs: config.max_num_seqs,
@@ -172,9 +162,9 @@ fn start_runner(
         num_blocks: config.num_blocks,
         max_logit_rows: config.max_logit_rows(),
     };
-    let mut report = |done_bytes, total_bytes| {
+    let mut report = |progress| {
         // The receiver lives until this thread's sender is dropped; losing a progress report would be harmless.
-        let _ = messages.send(Message::Progress(Progress { done_bytes, total_bytes }));
+        let _ = messages.send(Message::Progress(progress));
     };
     let runner = ModelRunner::new(backend, model, sizes, &mut report)?;
     let caps = Box::new(runner.caps().clone());

@@ -1,11 +1,13 @@
 //! How long the context, how many blocks: arithmetic done once, before anything is allocated.
 //!
-//! Invariant: what a flag asks for is given or refused with the numbers; only an unset `max_model_len` adapts.
+//! Invariant: what a flag asks for is given or refused with the numbers; only what is unset adapts (context, number of blocks).
 
+use runtime::backend::Caps;
 use runtime::backend::cpu::available_bytes;
 use runtime::engine::EngineConfig;
 use runtime::error::LoadError;
 use runtime::model::Model;
+use runtime::program::StateSpec;
 
 use crate::{Device, Options};
 
@@ -20,7 +22,12 @@ const DEFAULT_GPU_BYTES: u64 = 1 << 30;
 ///
 /// # Errors
 /// `Limit` where a flag asks for more than the model or the memory allows.
-pub fn engine_config(options: &Options, device: &Device, model: &Model) -> Result<EngineConfig, LoadError> {
+pub fn engine_config(
+    options: &Options,
+    device: &Device,
+    model: &Model,
+    caps: &Caps,
+) -> Result<EngineConfig, LoadError> {
     let mut config = options.engine.clone();
     config.vocab_size = model.info.vocab_size;
     if let Some(len) = options.max_model_len
@@ -42,7 +49,11 @@ pub fn engine_config(options: &Options, device: &Device, model: &Model) -> Resul
         None => {
             let full = u64::from(blocks_per_seq) * u64::from(config.max_num_seqs);
             let bytes = kv_cache_bytes(options.kv_cache_memory_bytes, device, full * block_bytes);
-            u32::try_from(bytes / block_bytes.max(1)).unwrap_or(u32::MAX - 1)
+            let blocks = u32::try_from(bytes / block_bytes.max(1)).unwrap_or(u32::MAX - 1);
+            match options.kv_cache_memory_bytes {
+                Some(_) => blocks,
+                None => blocks.min(bindable_blocks(&model.program.states, config.block_size, caps)),
+            }
         }
     };
     if usable == 0 {
@@ -63,6 +74,14 @@ pub fn engine_config(options: &Options, device: &Device, model: &Model) -> Resul
     }
     config.max_model_len = wanted_len;
     config.fit()
+}
+
+/// Blocks, without block 0, whose largest plane a device can bind whole.
+fn bindable_blocks(states: &[StateSpec], block_size: u32, caps: &Caps) -> u32 {
+    let planes = states.iter().flat_map(|StateSpec::Paged { planes }| planes);
+    let plane_bytes = planes.map(|&plane| StateSpec::Paged { planes: vec![plane] }.block_bytes(block_size));
+    let blocks = caps.max_binding_bytes / plane_bytes.max().unwrap_or(1).max(1);
+    u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX - 1)
 }
 
 /// Bytes for the KV cache: what the flag says, else as much as all sequences at full length need, but at most a quarter of

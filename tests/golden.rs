@@ -154,7 +154,7 @@ fn run(backend: &Tested, model: &Model, prompt: &Prompt, chunk: u32) -> (Vec<f32
         num_blocks: 32,
         max_logit_rows: 64,
     };
-    let mut runner = ModelRunner::new((backend.make)(), model, config, &mut |_, _| {}).expect("the fixture fits");
+    let mut runner = ModelRunner::new((backend.make)(), model, config, &mut |_| ()).expect("the fixture fits");
     let prompt_len = prompt.ids.len() as u32;
     let params = SamplingParams {
         temperature: 0.0,

@@ -2,9 +2,13 @@
 
 mod support;
 
-use kittiwake::{Device, Options};
+use kittiwake::{Device, Options, sizing};
+use runtime::backend::reference::ReferenceBackend;
+use runtime::backend::{Backend, Caps};
 use runtime::error::LoadError;
+use runtime::program::KvDtype;
 use runtime::request::{FinishReason, SamplingParams};
+use runtime::weights::Checkpoint;
 use support::{ask_all, fixture, load, options};
 
 /// KV of 16 tokens: K and V of 2 layers, 2 KV heads of 16 values in f16.
@@ -45,4 +49,29 @@ fn a_context_that_was_asked_for_is_given_or_refused() {
     let mut starved = tiny();
     starved.engine.max_num_batched_tokens = 15;
     assert!(refusal(&starved).starts_with("max_num_batched_tokens: "), "16 rows need 16 tokens");
+}
+
+/// A device binds a plane of a layer whole: 16 tokens of one are 2 KV heads of 16 values in f16.
+#[test]
+fn the_number_of_blocks_that_nobody_asked_for_fits_a_binding() {
+    const PLANE_BYTES: u64 = 16 * 2 * 16 * 2;
+    let checkpoint = Checkpoint::open(&fixture("llama-tiny")).expect("a fixture");
+    let model = runtime::model::load(&checkpoint, KvDtype::F16).expect("a fixture");
+    let mut caps = ReferenceBackend::new(1).caps().clone();
+    let blocks = |options: &Options, caps: &Caps| {
+        let config = sizing::engine_config(options, &Device::Cpu, &model, caps);
+        config.map(|config| (config.num_blocks, config.max_model_len))
+    };
+    let unset = Options { kv_cache_memory_bytes: None, ..tiny() };
+    let all = blocks(&unset, &caps).expect("it fits");
+    assert_eq!(all, (16 * 32 + 1, 512), "16 sequences of 512 tokens, and block 0");
+    caps.max_binding_bytes = 8 * PLANE_BYTES - 1;
+    assert_eq!(blocks(&unset, &caps).expect("it adapts"), (7, 6 * 16 + 1), "block 0 is one of seven");
+    caps.max_binding_bytes = PLANE_BYTES;
+    assert!(matches!(blocks(&unset, &caps), Err(LoadError::Limit { .. })), "block 0 alone is not enough");
+    // What was asked for stays, and is refused later if it does not fit.
+    let asked = Options { kv_cache_memory_bytes: Some(20 * BLOCK_BYTES), ..tiny() };
+    assert_eq!(blocks(&asked, &caps).expect("as asked").0, 21);
+    let asked = Options { num_gpu_blocks_override: Some(30), ..unset };
+    assert_eq!(blocks(&asked, &caps).expect("as asked").0, 31);
 }

@@ -39,6 +39,25 @@ pub struct RunnerConfig {
     pub max_logit_rows: u32,
 }
 
+/// How far a model's loading is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Weights go to the device.
+    Upload {
+        /// Bytes uploaded.
+        done_bytes: u64,
+        /// Bytes in all.
+        total_bytes: u64,
+    },
+    /// The device's kernels are made.
+    Compile {
+        /// Kernels compiled, and tests of them run.
+        done: u32,
+        /// Both in all.
+        total: u32,
+    },
+}
+
 /// Runs a model's program on a backend and draws tokens.
 pub struct ModelRunner {
     backend: Box<dyn Backend>,
@@ -91,7 +110,7 @@ struct Pending {
 }
 
 impl ModelRunner {
-    /// Uploads the weights, allocates the state, compiles the buckets. `progress(done_bytes, total_bytes)` is told of uploads.
+    /// Uploads the weights, allocates the state, compiles the buckets. `progress` hears of what takes long.
     ///
     /// # Errors
     /// A limit of the device is passed, out of memory, or the device failed.
@@ -99,7 +118,7 @@ impl ModelRunner {
         mut backend: Box<dyn Backend>,
         model: &Model,
         config: RunnerConfig,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, LoadError> {
         let largest = largest_bucket(&config);
         let sizes = Sizes { bucket: largest, num_blocks: config.num_blocks, block_size: config.block_size };
@@ -107,12 +126,12 @@ impl ModelRunner {
         check_slot_map(&config)?;
         let buckets = buckets(&backend.caps().buckets, largest)?;
 
-        let total = model.weights.iter().map(|tensor| tensor.bytes().len() as u64).sum();
-        let mut done = 0;
+        let total_bytes = model.weights.iter().map(|tensor| tensor.bytes().len() as u64).sum();
+        let mut done_bytes = 0;
         for (i, tensor) in model.weights.iter().enumerate() {
             backend.upload(WeightId(i as u32), tensor)?;
-            done += tensor.bytes().len() as u64;
-            progress(done, total);
+            done_bytes += tensor.bytes().len() as u64;
+            progress(Progress::Upload { done_bytes, total_bytes });
         }
         backend.alloc_state(&model.program.states, config.num_blocks, config.block_size)?;
         // One layout for all buckets: a step is written before its bucket is known.
@@ -121,7 +140,8 @@ impl ModelRunner {
         let layout = InputLayout::new(most, blocks_per_row, config.block_size, ALIGN_WORDS);
         let mut plans = Vec::with_capacity(buckets.len());
         for bucket in buckets {
-            plans.push((bucket, backend.compile(&model.program, bucket, &layout)?));
+            let mut compiled = |done, total| progress(Progress::Compile { done, total });
+            plans.push((bucket, backend.compile(&model.program, bucket, &layout, &mut compiled)?));
         }
         Ok(Self {
             backend,

@@ -8,27 +8,33 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use runtime::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
+use runtime::backend::{
+    Backend, Bucket, Buckets, Caps, Compiled, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket,
+};
 use runtime::error::DeviceError;
 use runtime::ids::{BlockId, Layer, PlanId, WeightId};
 use runtime::program::{Program, StateSpec};
 use runtime::sample::Sample;
 use runtime::weights::HostTensor;
 
+use crate::adapter::{AdapterChoice, AdapterInfo};
 use crate::compose::Settings;
-use crate::device::{AdapterChoice, Buffer, Gpu, GpuOptions, MAX_BINDINGS};
+use crate::device::{Buffer, Gpu, GpuOptions, MAX_BINDINGS};
 use crate::lab::Reloader;
 use crate::lower::{Memory, Target, lower, split_len};
 use crate::pipelines::Pipelines;
-use crate::replay::{Counts, MAX_GRID, Replay};
+use crate::replay::{Counts, MAX_GRID, Planned, Replay};
 use crate::selftest;
 use crate::state::State;
+use crate::tuning::Tuning;
 use crate::weights::Weights;
 
 /// An open device with its compiled kernels, which backends share.
 #[derive(Clone)]
 pub struct WgpuDevice {
     pub(crate) gpu: Rc<Gpu>,
+    /// Shapes of the kernels.
+    pub(crate) tuning: Rc<Tuning>,
     pub(crate) pipelines: Rc<RefCell<Pipelines>>,
     pub(crate) reloader: Option<Rc<RefCell<Reloader>>>,
     /// Steps so far whose commands had been encoded while the step before ran.
@@ -53,7 +59,24 @@ impl WgpuDevice {
     }
 
     pub(crate) fn with_pipelines(gpu: Rc<Gpu>, pipelines: Pipelines) -> Self {
-        Self { gpu, pipelines: Rc::new(RefCell::new(pipelines)), reloader: None, encoded_ahead: Rc::default() }
+        let tuning = Rc::new(gpu.tuning.clone());
+        Self { gpu, tuning, pipelines: Rc::new(RefCell::new(pipelines)), reloader: None, encoded_ahead: Rc::default() }
+    }
+
+    /// The adapter that it is.
+    pub fn adapter(&self) -> &AdapterInfo {
+        &self.gpu.adapter
+    }
+
+    /// Shapes of its kernels: the tuning table's, or measured ones.
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// What takes the device away from those who use it, on any thread, as a driver does that is reset: for tests.
+    pub fn destroyer(&self) -> impl Fn() + Send + use<> {
+        let device = self.gpu.device.clone();
+        move || device.destroy()
     }
 
     /// Steps so far whose commands had been encoded while the step before ran.
@@ -108,6 +131,14 @@ struct Plan {
     /// Where the logits are, in bytes of which lane, and how many of a row.
     logits: Option<Logits>,
     vocab: usize,
+}
+
+/// What a plan is lowered for.
+struct Sizes<'a> {
+    memory: &'a Memory,
+    layout: &'a InputLayout,
+    /// Longest context in tokens.
+    context: u32,
 }
 
 struct Logits {
@@ -189,20 +220,50 @@ impl WgpuBackend {
         self.plans[plan.index()].replay.encode_only(&self.pipelines.borrow(), counts, pass, is_wanted);
     }
 
-    /// Runs the self-test once, with the shapes that `program` will use.
-    fn test_kernels(&mut self, program: &Program, context: u32) -> Result<(), DeviceError> {
-        let tuning = self.gpu.class().tuning();
-        let split = split_len(tuning, context);
-        let checks = selftest::checks(program, &self.weights, &self.state, tuning, split)?;
+    /// Runs the self-test once, with the shapes that `program` will use. All kernels are compiled before, together.
+    fn test_kernels(
+        &mut self,
+        program: &Program,
+        sizes: &Sizes<'_>,
+        progress: Compiled<'_>,
+    ) -> Result<(), DeviceError> {
+        let Sizes { context, .. } = *sizes;
+        let tuning = Rc::clone(&self.device.tuning);
+        let split = split_len(&tuning, context);
+        let checks = selftest::checks(program, &self.weights, &self.state, &tuning, split)?;
         let backend = |plain: &BTreeSet<&'static str>| {
             let new = Self::new(&self.device);
             Self { plain: plain.clone(), context: Some(context), self_test: false, ..new }
         };
+        self.lower(program, sizes)?;
+        let (mut num_compiled, num_checks) = (0, checks.len() as u32);
+        let compiled = self.pipelines.borrow_mut().compile(&self.gpu, &mut |done, total| {
+            num_compiled = total;
+            progress(done, total + num_checks);
+        });
+        if let Err(error) = compiled {
+            // The test meets it again, and replaces the kernel.
+            tracing::debug!("{error}");
+        }
+        let mut tested = |done: usize| progress(num_compiled + done as u32, num_compiled + num_checks);
         let mut plain = self.plain.clone();
-        self.caps.replaced_kernels = selftest::run(&checks, &mut plain, &backend)?;
+        self.caps.replaced_kernels = selftest::run(&checks, &mut plain, &backend, &mut tested)?;
         self.plain = plain;
         self.self_test = false;
         Ok(())
+    }
+
+    /// Takes other shapes for the plans to come: to measure them.
+    pub(crate) fn set_tuning(&mut self, tuning: Tuning) {
+        self.device.tuning = Rc::new(tuning);
+    }
+
+    /// Plans every dispatch of a program and asks for its pipelines.
+    fn lower<'a>(&'a self, program: &'a Program, sizes: &Sizes<'a>) -> Result<Vec<Planned<'a>>, DeviceError> {
+        let Sizes { memory, layout, context } = *sizes;
+        let Self { gpu, device, weights, state, plain, .. } = self;
+        let target = Target { gpu, tuning: &device.tuning, weights, state, memory, layout, context, plain };
+        lower(program, &target, &mut self.pipelines.borrow_mut())
     }
 
     /// The commands of a step, with its transfers.
@@ -286,7 +347,13 @@ impl Backend for WgpuBackend {
         Ok(())
     }
 
-    fn compile(&mut self, program: &Program, bucket: Bucket, layout: &InputLayout) -> Result<PlanId, DeviceError> {
+    fn compile(
+        &mut self,
+        program: &Program,
+        bucket: Bucket,
+        layout: &InputLayout,
+        progress: Compiled<'_>,
+    ) -> Result<PlanId, DeviceError> {
         use wgpu::BufferUsages as Usage;
         debug_assert_eq!(bucket, layout.bucket, "one plan, the layout's");
         if bucket.tokens > MAX_GRID {
@@ -295,17 +362,14 @@ impl Backend for WgpuBackend {
             return Err(DeviceError::Failed(problem));
         }
         let context = self.context.unwrap_or(layout.max_blocks_per_row.saturating_mul(layout.block_size));
+        let memory = Memory::new(&self.gpu, &self.device.tuning, program, layout, context)?;
+        let sizes = Sizes { memory: &memory, layout, context };
         if self.self_test {
-            self.test_kernels(program, context)?;
+            self.test_kernels(program, &sizes, progress)?;
         }
+        let planned = self.lower(program, &sizes)?;
         let gpu = &*self.gpu;
-        let memory = Memory::new(gpu, program, layout, context)?;
-        let (weights, state, plain) = (&self.weights, &self.state, &self.plain);
-        let target = Target { gpu, weights, state, memory: &memory, layout, context, plain };
-        let mut pipelines = self.pipelines.borrow_mut();
-        let planned = lower(program, &target, &mut pipelines)?;
-        let replay = Replay::new(gpu, &mut pipelines, planned)?;
-        drop(pipelines);
+        let replay = Replay::new(gpu, &mut self.pipelines.borrow_mut(), planned, progress)?;
         let vocab = program.logits.map_or(0, |slot| program.slots[slot.index()].width as usize);
         let logits = program.logits.map(|slot| memory.slot(slot));
         let logits = logits.map(|range| Logits { buffer: range.buffer.clone(), offset: range.offset });
@@ -318,6 +382,9 @@ impl Backend for WgpuBackend {
         };
         let transfers = [transfer()?, transfer()?];
         gpu.wait()?;
+        if self.context.is_none() {
+            gpu.save_compiled();
+        }
         self.plans.push(Plan { replay, memory, transfers, logits, vocab });
         Ok(PlanId(self.plans.len() as u32 - 1))
     }

@@ -1,18 +1,22 @@
-//! A wgpu device behind one door: adapters, limits, allocations, pipelines, errors.
+//! A wgpu device behind one door: limits, allocations, pipelines, errors.
 //!
 //! Invariant: everything that the backend creates on a device is created here, so that memory is counted and capped, the
 //! creations in the token loop can be counted (none), and an out-of-memory or lost device is a typed error, never a panic.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use runtime::error::DeviceError;
 
+use crate::adapter::{AdapterChoice, AdapterInfo, choose, enumerate};
+use crate::cache::{self, PipelineFile};
 use crate::compose::Composed;
 use crate::lab::KernelFile;
 use crate::reflect::Access;
 use crate::table::Kernel;
-use crate::tuning::DeviceClass;
+use crate::tuned::TuningFile;
+use crate::tuning::{DeviceClass, Tuning};
 
 /// Offsets of bindings are multiples of this on every device.
 pub(crate) const ALIGN_BYTES: u64 = 256;
@@ -32,6 +36,10 @@ pub struct GpuOptions {
     pub self_test: bool,
     /// Users' kernels that run in the places of built-in ones.
     pub kernels: Vec<KernelFile>,
+    /// Where the driver's compiled kernels are kept for the next start; `None`: nowhere.
+    pub cache_dir: Option<PathBuf>,
+    /// Measured shapes (`kernel tune`), used where they are this adapter's.
+    pub tuning: Option<TuningFile>,
 }
 
 impl Default for GpuOptions {
@@ -43,6 +51,8 @@ impl Default for GpuOptions {
             batch_invariant: BatchInvariant::Auto,
             self_test: true,
             kernels: Vec::new(),
+            cache_dir: None,
+            tuning: None,
         }
     }
 }
@@ -59,93 +69,8 @@ pub enum BatchInvariant {
     Off,
 }
 
-/// An adapter, in words and numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AdapterInfo {
-    /// As its driver names it.
-    pub name: String,
-    /// Driver and version.
-    pub driver: String,
-    /// `Vulkan`, `Metal`, `Dx12`.
-    pub api: String,
-    /// What kind of device it is, best first.
-    pub kind: AdapterKind,
-    /// The row of the tuning table that fits.
-    pub class: DeviceClass,
-}
-
-/// Kinds of adapters in the order in which `--device auto` takes them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum AdapterKind {
-    /// A card with its own memory.
-    Discrete,
-    /// A GPU beside the CPU.
-    Integrated,
-    /// A GPU passed into a virtual machine, or one that does not say.
-    Virtual,
-    /// Software on the CPU.
-    Software,
-}
-
-impl std::fmt::Display for AdapterKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Discrete => "discrete GPU",
-            Self::Integrated => "integrated GPU",
-            Self::Virtual => "virtual GPU",
-            Self::Software => "software",
-        })
-    }
-}
-
-impl AdapterInfo {
-    fn new(info: &wgpu::AdapterInfo) -> Self {
-        Self {
-            name: info.name.clone(),
-            driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
-            api: format!("{:?}", info.backend),
-            kind: match info.device_type {
-                wgpu::DeviceType::DiscreteGpu => AdapterKind::Discrete,
-                wgpu::DeviceType::IntegratedGpu => AdapterKind::Integrated,
-                wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => AdapterKind::Virtual,
-                wgpu::DeviceType::Cpu => AdapterKind::Software,
-            },
-            class: DeviceClass::of(info),
-        }
-    }
-}
-
-/// Adapters that can run the backend, best first; the place in this list is N of `wgpu:N`.
-pub fn adapters() -> Vec<AdapterInfo> {
-    enumerate().iter().map(|adapter| AdapterInfo::new(&adapter.get_info())).collect()
-}
-
-fn enumerate() -> Vec<wgpu::Adapter> {
-    let backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
-    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
-        backends,
-        ..wgpu::InstanceDescriptor::new_without_display_handle()
-    });
-    let mut adapters = pollster::block_on(instance.enumerate_adapters(backends));
-    adapters.retain(|adapter| adapter.limits().max_storage_buffers_per_shader_stage >= MAX_BINDINGS);
-    adapters.sort_by_key(|adapter| AdapterInfo::new(&adapter.get_info()).kind);
-    adapters
-}
-
 /// Storage buffers that one dispatch may bind: what WebGPU guarantees.
 pub(crate) const MAX_BINDINGS: u32 = 8;
-
-/// Which adapter.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum AdapterChoice {
-    /// The best.
-    #[default]
-    Best,
-    /// By its place in `adapters()`.
-    Index(usize),
-    /// By a part of its name, in any case.
-    Name(String),
-}
 
 /// Bytes of one binding.
 #[derive(Clone, Copy, Debug)]
@@ -200,7 +125,13 @@ pub(crate) struct Gpu {
     pub(crate) adapter: AdapterInfo,
     pub(crate) limits: wgpu::Limits,
     pub(crate) features: wgpu::Features,
+    /// The adapter's class, or the one that was asked for.
+    pub(crate) class: DeviceClass,
+    /// Shapes of the kernels: the class's, or measured ones.
+    pub(crate) tuning: Tuning,
     options: GpuOptions,
+    /// Compiled kernels of earlier starts.
+    compiled: Option<PipelineFile>,
     counters: Arc<Counters>,
     /// The first error that nobody was waiting for.
     failure: Arc<Mutex<Option<String>>>,
@@ -210,12 +141,21 @@ impl Gpu {
     /// Opens an adapter with all limits and every optional feature that it has and we use.
     ///
     /// # Errors
-    /// `Absent` where there is no such adapter; `Failed` where it cannot be opened.
+    /// `Absent` where there is no such adapter; `Failed` where it cannot be opened, or where its measured shapes pass its limits.
     pub(crate) fn open(choice: &AdapterChoice, options: GpuOptions) -> Result<Self, DeviceError> {
         let adapter = choose(enumerate(), choice)?;
         let info = AdapterInfo::new(&adapter.get_info());
         let limits = adapter.limits();
-        let wanted = wgpu::Features::SUBGROUP | wgpu::Features::SHADER_INT64 | wgpu::Features::TIMESTAMP_QUERY;
+        let class = options.class.unwrap_or(info.class);
+        let measured = options.tuning.as_ref().and_then(|file| file.of(&info, class));
+        let tuning = measured.cloned().unwrap_or_else(|| class.tuning().clone());
+        tuning
+            .check(&limits)
+            .map_err(|problem| DeviceError::Failed(format!("the measured shapes of this device: {problem}")))?;
+        let wanted = wgpu::Features::SUBGROUP
+            | wgpu::Features::SHADER_INT64
+            | wgpu::Features::TIMESTAMP_QUERY
+            | wgpu::Features::PIPELINE_CACHE;
         let features = adapter.features() & wanted;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("kittiwake"),
@@ -231,18 +171,17 @@ impl Gpu {
             failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
         };
         let lost = Arc::clone(&failure);
+        // Also where the reason is that it was destroyed: nobody looks after a device that this process gave up itself.
         device.set_device_lost_callback(move |reason, message| {
-            if reason != wgpu::DeviceLostReason::Destroyed {
-                record(&lost, format!("device lost: {message}"));
-            }
+            record(&lost, format!("device lost: {reason:?} {message}"));
         });
         let uncaptured = Arc::clone(&failure);
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| record(&uncaptured, error.to_string())));
-        Ok(Self { device, queue, adapter: info, limits, features, options, counters: Arc::default(), failure })
-    }
-
-    pub(crate) fn class(&self) -> DeviceClass {
-        self.options.class.unwrap_or(self.adapter.class)
+        let compiled = options.cache_dir.as_deref().filter(|_| features.contains(wgpu::Features::PIPELINE_CACHE));
+        let file = compiled.zip(wgpu::util::pipeline_cache_key(&adapter.get_info()));
+        let compiled = file.and_then(|(dir, name)| open_compiled(&device, dir.join(name)));
+        let counters = Arc::default();
+        Ok(Self { device, queue, adapter: info, limits, features, class, tuning, options, compiled, counters, failure })
     }
 
     pub(crate) fn has_subgroups(&self) -> bool {
@@ -373,12 +312,19 @@ impl Gpu {
                 zero_initialize_workgroup_memory: cfg!(debug_assertions),
                 ..Default::default()
             },
-            cache: None,
+            cache: self.compiled.as_ref().map(|file| &file.cache),
         });
         self.counters.created.fetch_add(1, Ordering::Relaxed);
         match pollster::block_on(validation.pop()) {
             Some(error) => Err(DeviceError::Failed(format!("kernel {}: {error}", kernel.name))),
             None => Ok(pipeline),
+        }
+    }
+
+    /// Keeps what was compiled for the next start.
+    pub(crate) fn save_compiled(&self) {
+        if let Some(file) = &self.compiled {
+            file.save();
         }
     }
 
@@ -414,28 +360,18 @@ impl Gpu {
     }
 }
 
-fn choose(adapters: Vec<wgpu::Adapter>, choice: &AdapterChoice) -> Result<wgpu::Adapter, DeviceError> {
-    let names: Vec<String> = adapters.iter().map(|adapter| adapter.get_info().name).collect();
-    let found = match choice {
-        AdapterChoice::Best => adapters.into_iter().next(),
-        AdapterChoice::Index(index) => adapters.into_iter().nth(*index),
-        AdapterChoice::Name(name) => {
-            let name = name.to_lowercase();
-            adapters.into_iter().find(|adapter| adapter.get_info().name.to_lowercase().contains(&name))
-        }
+/// The compiled kernels of a file; empty where the file is not there, not whole, or of another driver.
+fn open_compiled(device: &wgpu::Device, path: PathBuf) -> Option<PipelineFile> {
+    let stored = cache::read(&path);
+    let create = |data: Option<&[u8]>| {
+        let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let descriptor = wgpu::PipelineCacheDescriptor { label: Some("compiled kernels"), data, fallback: true };
+        // SAFETY: the bytes are whole by their checksum and were written by `PipelineFile::save`, which has them from
+        // `get_data`; wgpu compares adapter and driver.
+        let cache = unsafe { device.create_pipeline_cache(&descriptor) };
+        pollster::block_on(validation.pop()).is_none().then_some(cache)
     };
-    found.ok_or_else(|| {
-        let asked = match choice {
-            AdapterChoice::Best => "wgpu".into(),
-            AdapterChoice::Index(index) => format!("wgpu:{index}"),
-            AdapterChoice::Name(name) => format!("wgpu:{name}"),
-        };
-        let there = if names.is_empty() {
-            "no Vulkan, Metal or DX12 adapter was found".into()
-        } else {
-            let list: Vec<String> = names.iter().enumerate().map(|(i, name)| format!("{i} = {name}")).collect();
-            format!("the adapters are {}", list.join(", "))
-        };
-        DeviceError::Absent(asked, there)
-    })
+    let accepted = stored.as_deref().and_then(|data| create(Some(data)));
+    let stored = if accepted.is_some() { stored } else { None };
+    Some(PipelineFile::new(path, accepted.or_else(|| create(None))?, stored))
 }

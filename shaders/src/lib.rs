@@ -6,7 +6,9 @@
 //!
 //! Invariant: after `compile` nothing is created on the device; a step is one upload, one pass, one readback.
 
+mod adapter;
 mod backend;
+mod cache;
 pub mod compose;
 mod device;
 pub mod lab;
@@ -18,9 +20,12 @@ mod replay;
 mod selftest;
 mod state;
 pub mod table;
+mod tuned;
 mod tuning;
 mod weights;
 
+pub use adapter::{AdapterChoice, AdapterInfo, AdapterKind, adapters};
 pub use backend::{WgpuBackend, WgpuDevice};
-pub use device::{AdapterChoice, AdapterInfo, AdapterKind, BatchInvariant, GpuOptions, adapters};
-pub use tuning::DeviceClass;
+pub use device::{BatchInvariant, GpuOptions};
+pub use tuned::{TuningError, TuningFile};
+pub use tuning::{AttentionTile, DeviceClass, LinearTile, Tuning};

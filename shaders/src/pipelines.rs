@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use runtime::backend::Compiled;
 use runtime::error::DeviceError;
 
 use crate::compose::Settings;
@@ -69,17 +70,21 @@ impl Pipelines {
         self.custom.iter().find(|custom| custom.kernel.name == kernel)
     }
 
-    /// Compiles what was asked for since the last time, on all cores.
+    /// Compiles what was asked for since the last time, on all cores. `progress(done, total)` is told of variants.
     ///
     /// # Errors
-    /// The first that the device refuses.
-    pub(crate) fn compile(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
+    /// The first that the device refuses; the others are there.
+    pub(crate) fn compile(&mut self, gpu: &Gpu, progress: Compiled<'_>) -> Result<(), DeviceError> {
         let missing: Vec<usize> =
             (0..self.variants.len()).filter(|&index| self.variants[index].pipeline.is_none()).collect();
-        for (index, pipeline) in self.compile_all(gpu, &self.custom, &missing) {
-            self.variants[index].pipeline = Some(pipeline?);
+        let mut first_error = Ok(());
+        for (index, made) in self.compile_all(gpu, &self.custom, &missing, progress) {
+            match made {
+                Ok(pipeline) => self.variants[index].pipeline = Some(pipeline),
+                Err(error) => first_error = first_error.and(Err(error)),
+            }
         }
-        Ok(())
+        first_error
     }
 
     /// Compiles some variants on all cores; `custom` goes before the table.
@@ -88,21 +93,27 @@ impl Pipelines {
         gpu: &Gpu,
         custom: &[CustomKernel],
         wanted: &[usize],
+        progress: Compiled<'_>,
     ) -> Vec<(usize, Result<wgpu::ComputePipeline, DeviceError>)> {
-        let next = AtomicUsize::new(0);
-        let work = || {
+        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let work = |report: &mut dyn FnMut(usize)| {
             let mut made = Vec::new();
             while let Some(&index) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
                 made.push((index, self.compile_one(gpu, custom, &self.variants[index])));
+                report(done.fetch_add(1, Ordering::Relaxed) + 1);
             }
             made
         };
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(wanted.len());
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-            let mut made = work();
+            let workers: Vec<_> = (1..threads).map(|_| scope.spawn(|| work(&mut |_| ()))).collect();
+            // Only this thread reports, of all.
+            let mut made = work(&mut |done| progress(done as u32, wanted.len() as u32));
             for worker in workers {
                 made.extend(worker.join().expect("compiling a pipeline does not panic"));
+            }
+            if !wanted.is_empty() {
+                progress(wanted.len() as u32, wanted.len() as u32);
             }
             made
         })
@@ -163,7 +174,7 @@ impl Pipelines {
         let wanted: Vec<usize> = (0..self.variants.len())
             .filter(|&index| self.variants[index].kernel.name == name && is_its(&self.variants[index]))
             .collect();
-        let made = self.compile_all(gpu, &custom, &wanted);
+        let made = self.compile_all(gpu, &custom, &wanted, &mut |_, _| ());
         let made = made.into_iter().map(|(index, made)| Ok((index, made?))).collect::<Result<Vec<_>, DeviceError>>()?;
         for (index, pipeline) in made {
             self.variants[index].pipeline = Some(pipeline);

@@ -4,7 +4,7 @@
 //! counts; numbers of a dispatch lie in one uniform buffer, written once. WebGPU encodes anew for every submission anyway,
 //! so that sizes are exact and nothing is padded. Made by `lower`, run by the backend.
 
-use runtime::backend::StepInputs;
+use runtime::backend::{Compiled, StepInputs};
 use runtime::error::DeviceError;
 use runtime::program::RowDim;
 
@@ -119,8 +119,13 @@ impl Replay {
     ///
     /// # Errors
     /// Out of memory, or a pipeline that the device refuses.
-    pub(crate) fn new(gpu: &Gpu, pipelines: &mut Pipelines, planned: Vec<Planned<'_>>) -> Result<Self, DeviceError> {
-        pipelines.compile(gpu)?;
+    pub(crate) fn new(
+        gpu: &Gpu,
+        pipelines: &mut Pipelines,
+        planned: Vec<Planned<'_>>,
+        progress: Compiled<'_>,
+    ) -> Result<Self, DeviceError> {
+        pipelines.compile(gpu, progress)?;
         let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
         let params = gpu.buffer("numbers of dispatches", planned.len() as u64 * ALIGN_BYTES, usage)?;
         let mut bytes = vec![0; planned.len() * ALIGN_BYTES as usize];

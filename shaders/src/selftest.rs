@@ -8,8 +8,7 @@
 use std::collections::BTreeSet;
 
 use runtime::backend::cases::{
-    AttentionCase, BlockMoves, CODES, Case, CaseOp, EXACT, FLOAT, FusedOutput, PartCase, SampleCase, TURNED, Tolerance,
-    run_case,
+    AttentionCase, CODES, Case, CaseOp, EXACT, FLOAT, FusedOutput, PartCase, SampleCase, TURNED, Tolerance, run_case,
 };
 use runtime::backend::reference::ReferenceBackend;
 use runtime::error::DeviceError;
@@ -65,7 +64,7 @@ pub(crate) fn checks(
                 for part in parts {
                     let format = weights.matrix_of(part.weight)?.format;
                     let parts = vec![PartCase { out_features: 70, format, bias: part.bias.is_some() }];
-                    for tile in tuning.linear {
+                    for tile in tuning.linear.iter() {
                         let parts = parts.clone();
                         add("linear", CODES, CaseOp::Linear { in_features: 512, parts, tokens: tile.from_tokens });
                     }
@@ -74,7 +73,7 @@ pub(crate) fn checks(
             Op::GatedLinear { gate, .. } => {
                 let format = weights.matrix_of(gate.weight)?.format;
                 let part = PartCase { out_features: 64, format, bias: gate.bias.is_some() };
-                for tile in tuning.linear {
+                for tile in tuning.linear.iter() {
                     add("linear", CODES, CaseOp::GatedLinear { in_features: 512, part, tokens: tile.from_tokens });
                 }
             }
@@ -86,19 +85,12 @@ pub(crate) fn checks(
             Op::StoreKv { .. } => {}
             Op::RopeStoreKv { x, pairing, head_dim, layer, .. } => {
                 let plane = state.layers[layer.index()][0].spec;
+                let heads = x.width / head_dim - plane.heads;
                 let case = AttentionCase {
-                    heads: x.width / head_dim - plane.heads,
-                    kv_heads: plane.heads,
-                    head_dim: *head_dim,
-                    dtype: plane.dtype,
                     block_size: state.block_size,
                     rows: vec![(100, 2)],
-                    moves: BlockMoves::None,
                     rope: Some(*pairing),
-                    window: None,
-                    soft_cap: None,
-                    sinks: false,
-                    trees: Vec::new(),
+                    ..AttentionCase::causal(heads, plane.heads, *head_dim, plane.dtype)
                 };
                 add("rope_store_kv", TURNED, CaseOp::Attention(case));
             }
@@ -108,19 +100,14 @@ pub(crate) fn checks(
                 let tree = vec![None, Some(0), Some(0)];
                 for (rows, trees) in [(vec![(split + 2, 3), (0, 1)], vec![tree]), (vec![(0, 19)], vec![])] {
                     let case = AttentionCase {
-                        heads: heads / plane.heads,
-                        kv_heads: 1,
-                        head_dim: *head_dim,
-                        dtype: plane.dtype,
                         block_size: state.block_size,
                         rows,
-                        moves: BlockMoves::None,
-                        rope: None,
                         // So small that it ends within the first split of these cases, and within the row.
                         window: window.map(|window| window.min(15)),
                         soft_cap: *soft_cap,
                         sinks: sinks.is_some(),
                         trees,
+                        ..AttentionCase::causal(heads / plane.heads, 1, *head_dim, plane.dtype)
                     };
                     add("attention", FLOAT, CaseOp::Attention(case));
                 }
@@ -142,7 +129,8 @@ pub(crate) fn checks(
     Ok(checks)
 }
 
-/// Runs the checks; kernels that fail join `plain` and are tested again. Returns what was replaced and why.
+/// Runs the checks; kernels that fail join `plain` and are tested again. Returns what was replaced and why. `tested` is told
+/// how many are done.
 ///
 /// # Errors
 /// The plain variant is wrong too, or the device failed.
@@ -150,9 +138,11 @@ pub(crate) fn run(
     checks: &[Check],
     plain: &mut BTreeSet<&'static str>,
     backend: &dyn Fn(&BTreeSet<&'static str>) -> WgpuBackend,
+    tested: &mut dyn FnMut(usize),
 ) -> Result<Vec<String>, DeviceError> {
     let mut replaced = Vec::new();
-    for Check { kernel, case } in checks {
+    for (done, Check { kernel, case }) in checks.iter().enumerate() {
+        tested(done);
         let expected = run_case(&mut ReferenceBackend::new(1), case)?;
         let problem = |plain: &BTreeSet<&'static str>| match run_case(&mut backend(plain), case) {
             Ok(got) => case.tolerance.check(&got, &expected).err(),
@@ -170,6 +160,7 @@ pub(crate) fn run(
         tracing::warn!("{note}");
         replaced.push(note);
     }
+    tested(checks.len());
     Ok(replaced)
 }
 
@@ -185,9 +176,10 @@ mod tests {
     use runtime::backend::cases::all_cases;
 
     use super::*;
+    use crate::adapter::AdapterChoice;
     use crate::backend::WgpuDevice;
     use crate::compose::Settings;
-    use crate::device::{AdapterChoice, Gpu, GpuOptions};
+    use crate::device::{Gpu, GpuOptions};
     use crate::lab::CustomKernel;
     use crate::pipelines::Pipelines;
 

@@ -1,11 +1,16 @@
 //! The tuning table: which shapes the kernels take on which class of device.
 //!
 //! Invariant: a row of the table changes speed only; every row passes the op table on every device. Shapes whose sums run in
-//! another order (`splits`, `parts`, `split`) are fixed for a device, never chosen by the size of a step. The `cpu` row was
+//! another order (`splits`, `parts`, `split`, `row_lanes`, `subgroups`) are fixed for a device, never chosen by the size of a step. The `cpu` row was
 //! measured on Mesa's software Vulkan; the others follow what other projects ship and await measurement (`kernel tune`).
 
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
 /// Kinds of devices that want kernels of the same shapes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
 pub enum DeviceClass {
     Cpu,
@@ -56,7 +61,8 @@ impl DeviceClass {
 }
 
 /// Shapes of the kernels; the fields are the settings of the WGSL files.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Tuning {
     /// Lanes of kernels whose lanes share nothing.
     pub flat_lanes: u32,
@@ -70,13 +76,14 @@ pub struct Tuning {
     /// Slices of `in_features` of a linear.
     pub splits: u32,
     /// Tiles of a linear by the number of tokens, ascending.
-    pub linear: &'static [LinearTile],
+    pub linear: Cow<'static, [LinearTile]>,
     /// Attention.
     pub attention: AttentionTile,
 }
 
 /// One shape of `linear.wgsl`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LinearTile {
     /// Taken from this number of tokens on.
     pub from_tokens: u32,
@@ -93,7 +100,8 @@ pub struct LinearTile {
 }
 
 /// The shape of `attention.wgsl`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AttentionTile {
     /// Positions per split.
     pub split: u32,
@@ -115,12 +123,12 @@ static CPU: Tuning = Tuning {
     subgroups: false,
     dear_loads: true,
     splits: 1,
-    linear: &[
+    linear: Cow::Borrowed(&[
         LinearTile { from_tokens: 1, rows: 8, tokens: 1, lanes: 8, token_lanes: 1, split_lanes: false },
         LinearTile { from_tokens: 2, rows: 8, tokens: 2, lanes: 8, token_lanes: 1, split_lanes: false },
         // A tile of 8 tokens is no faster and takes the driver 15 times as long to compile.
         LinearTile { from_tokens: 3, rows: 8, tokens: 4, lanes: 8, token_lanes: 1, split_lanes: false },
-    ],
+    ]),
     attention: AttentionTile { split: 64, items: 8, parts: 1, max_values: 192, max_split_tokens: 16 },
 };
 
@@ -131,12 +139,12 @@ static GPU: Tuning = Tuning {
     subgroups: true,
     dear_loads: false,
     splits: 4,
-    linear: &[
+    linear: Cow::Borrowed(&[
         LinearTile { from_tokens: 1, rows: 1, tokens: 1, lanes: 32, token_lanes: 1, split_lanes: true },
         LinearTile { from_tokens: 2, rows: 1, tokens: 2, lanes: 32, token_lanes: 1, split_lanes: true },
         LinearTile { from_tokens: 3, rows: 1, tokens: 4, lanes: 32, token_lanes: 1, split_lanes: true },
         LinearTile { from_tokens: 9, rows: 4, tokens: 4, lanes: 16, token_lanes: 8, split_lanes: false },
-    ],
+    ]),
     attention: AttentionTile { split: 256, items: 1, parts: 32, max_values: 1, max_split_tokens: 16 },
 };
 
@@ -147,9 +155,9 @@ static PLAIN: Tuning = Tuning {
     subgroups: false,
     dear_loads: false,
     splits: 1,
-    linear: &[
+    linear: Cow::Borrowed(&[
         LinearTile { from_tokens: 1, rows: 1, tokens: 1, lanes: 64, token_lanes: 1, split_lanes: false },
         LinearTile { from_tokens: 2, rows: 2, tokens: 4, lanes: 32, token_lanes: 2, split_lanes: false },
-    ],
+    ]),
     attention: AttentionTile { split: 256, items: 64, parts: 1, max_values: 1, max_split_tokens: 16 },
 };

@@ -2,10 +2,11 @@
 //!
 //! Invariant: all of that is generic over the flags; adding a flag to a subcommand gives it its twin, its YAML key and, if it
 //! is a switch, its `--no-` form. A flag's value comes from the highest layer that has it: command line over environment
-//! over file over default; layers never mix, not even for a flag that may be given several times.
+//! over file over what was found on this machine over default; layers never mix, not even for a flag that may be given several
+//! times.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
@@ -26,13 +27,14 @@ pub enum ArgsError {
 /// Looks up an environment variable.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Parses `arguments` (program name first) with environment twins and `--config`.
+/// Parses `arguments` (program name first) with environment twins, `--config`, and values that were `found` for flags by name.
 ///
 /// # Errors
 /// Usage errors (help and version included), a bad configuration file or environment variable.
 pub fn parse<T: CommandFactory + FromArgMatches>(
     arguments: impl Iterator<Item = OsString>,
     environment: Environment,
+    found: &[(&str, OsString)],
 ) -> Result<T, ArgsError> {
     let command = with_switches(T::command());
     let mut arguments: Vec<OsString> = arguments.collect();
@@ -45,7 +47,12 @@ pub fn parse<T: CommandFactory + FromArgMatches>(
         given.extend(layered.iter().map(|setting| setting.id.clone()));
         if let Some(path) = config_path(&arguments, &layered) {
             layered.extend(config_layer(Path::new(&path), subcommand, &flags, &given).map_err(ArgsError::Layer)?);
+            given.extend(layered.iter().map(|setting| setting.id.clone()));
         }
+        layered.extend(found.iter().filter_map(|(name, value)| {
+            let arg = find(&flags, name).filter(|arg| !given.contains(arg.get_id().as_str()))?;
+            Some(setting(arg, name, value, "what was found on this machine".into()))
+        }));
         arguments.splice(at + 1..at + 1, layered.iter().map(|setting| setting.argument.clone()));
     }
     let matches = command.try_get_matches_from(arguments).map_err(|error| blame(error, &layered))?;
@@ -160,15 +167,19 @@ fn respell(arguments: &mut [OsString], flags: &[&Arg]) -> BTreeSet<String> {
     given
 }
 
+fn setting(arg: &Arg, name: &str, value: &OsStr, origin: String) -> Setting {
+    let mut argument = OsString::from(format!("--{name}="));
+    argument.push(value);
+    Setting { id: arg.get_id().to_string(), name: name.to_owned(), argument, origin }
+}
+
 /// What `KITTIWAKE_<FLAG>` says about the flags that are not given; an empty variable says nothing.
 fn environment_layer(flags: &[&Arg], given: &BTreeSet<String>, environment: Environment) -> Vec<Setting> {
     let twin = |arg: &&Arg| {
         let name = arg.get_long().filter(|_| arg.get_action().takes_values())?;
         let variable = format!("KITTIWAKE_{}", name.replace('-', "_").to_uppercase());
         let value = environment(&variable).filter(|value| !value.is_empty())?;
-        let mut argument = OsString::from(format!("--{name}="));
-        argument.push(value);
-        Some(Setting { id: arg.get_id().to_string(), name: name.to_owned(), argument, origin: variable })
+        Some(setting(arg, name, &value, variable))
     };
     flags.iter().filter(|arg| !given.contains(arg.get_id().as_str())).filter_map(twin).collect()
 }
@@ -293,7 +304,7 @@ mod tests {
             enable_prefix_caching: true,
             json: false,
             api_key: vec![],
-            names: vec![],
+            names: vec!["found".into()],
             prompt: None,
         }
     }
@@ -301,7 +312,7 @@ mod tests {
     fn try_run(arguments: &[&str], environment: &[(&str, &str)]) -> Result<ToyRun, String> {
         let arguments = ["kittiwake"].iter().chain(arguments).map(OsString::from);
         let lookup = |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
-        match parse::<Toy>(arguments, &lookup) {
+        match parse::<Toy>(arguments, &lookup, &[("nowhere", "x".into()), ("names", "found".into())]) {
             Ok(Toy { command: ToyCommand::Run(run), .. }) => Ok(run),
             Err(ArgsError::Usage(error)) => Err(format!("usage: {error}")),
             Err(ArgsError::Layer(error)) => Err(format!("{error:#}")),

@@ -26,7 +26,7 @@ struct Row {
 
 /// Lists every device, in the order in which `--device auto` takes them.
 pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
-    let candidates = device::candidates()?.into_iter().enumerate();
+    let candidates = device::candidates().into_iter().enumerate();
     let rows: Vec<Row> = candidates
         .map(|(i, Candidate { device, description, rank })| Row {
             name: device.to_string(),

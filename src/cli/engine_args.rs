@@ -34,6 +34,9 @@ pub struct EngineArgs {
     #[cfg(feature = "wgpu")]
     #[arg(long, value_name = "NAME=FILE")]
     pub kernel: Vec<String>,
+    #[cfg(feature = "wgpu")]
+    #[command(flatten)]
+    pub kernel_files: super::kernel_files::KernelFiles,
     /// Tokenizer file or directory, when it is not the model's own.
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
@@ -155,7 +158,11 @@ impl EngineArgs {
         #[cfg(feature = "wgpu")]
         {
             options.device_options.gpu.batch_invariant = self.batch_invariant.into();
-            options.device_options.gpu.kernels = self.kernel_files()?;
+            options.device_options.gpu.kernels = self.users_kernels()?;
+            options.device_options.gpu.cache_dir = self.kernel_files.dir();
+            if matches!(options.device, None | Some(Device::Wgpu(_))) {
+                options.device_options.gpu.tuning = self.kernel_files.tuning()?;
+            }
             if !self.kernel.is_empty() && !matches!(options.device, Some(Device::Wgpu(_))) {
                 bail!("--kernel: kernels run on the wgpu device; say --device wgpu");
             }
@@ -182,7 +189,7 @@ impl EngineArgs {
 
     /// `--kernel NAME=FILE`, each kernel once.
     #[cfg(feature = "wgpu")]
-    fn kernel_files(&self) -> anyhow::Result<Vec<shaders::lab::KernelFile>> {
+    fn users_kernels(&self) -> anyhow::Result<Vec<shaders::lab::KernelFile>> {
         let mut files: Vec<shaders::lab::KernelFile> = Vec::new();
         for text in &self.kernel {
             let Some((kernel, file)) = text.split_once('=') else {

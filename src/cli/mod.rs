@@ -13,6 +13,8 @@ mod engine_args;
 mod generate;
 #[cfg(feature = "wgpu")]
 mod kernel;
+#[cfg(feature = "wgpu")]
+mod kernel_files;
 mod model;
 mod sampling_args;
 mod serve;
@@ -69,7 +71,11 @@ enum Command {
 /// # Errors
 /// Whatever the subcommand says; usage errors exit with code 2 at once, as clap does.
 pub fn run(arguments: impl Iterator<Item = OsString>, environment: args::Environment) -> anyhow::Result<()> {
-    let cli = match args::parse::<Cli>(arguments, environment) {
+    #[cfg(feature = "wgpu")]
+    let found = kernel_files::default_dir(environment).map(|dir| (kernel_files::DIR_FLAG, dir));
+    #[cfg(not(feature = "wgpu"))]
+    let found = None;
+    let cli = match args::parse::<Cli>(arguments, environment, found.as_slice()) {
         Ok(cli) => cli,
         Err(args::ArgsError::Usage(error)) => error.exit(),
         Err(args::ArgsError::Layer(error)) => return Err(error),

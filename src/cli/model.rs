@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use kittiwake::{Loaded, Options};
+use kittiwake::{Loaded, Options, Progress};
 
 const DEMO_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
@@ -63,16 +63,30 @@ impl Drop for Running {
     }
 }
 
+fn show(bar: &ProgressBar, done: u64, total: u64) {
+    bar.set_length(total);
+    bar.set_position(done);
+}
+
 /// Loads a model, with a progress bar on a terminal when it takes long.
 ///
 /// # Errors
 /// What `kittiwake::load` says, with the model's path.
 pub fn load(options: &Options) -> anyhow::Result<Running> {
-    let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {eta}").expect("a valid template");
-    let bar = ProgressBar::new(0).with_style(style); // draws on a terminal only
-    let loaded = kittiwake::load(options, &mut |progress| {
-        bar.set_length(progress.total_bytes);
-        bar.set_position(progress.done_bytes);
+    let style = |template| ProgressStyle::with_template(template).expect("a valid template");
+    let uploads = style("loading {bar:40} {bytes}/{total_bytes} {eta}");
+    let kernels = style("kernels {bar:40} {pos}/{len} {eta}");
+    let bar = ProgressBar::new(0).with_style(uploads); // draws on a terminal only
+    let mut uploading = true;
+    let loaded = kittiwake::load(options, &mut |progress| match progress {
+        Progress::Upload { done_bytes, total_bytes } => show(&bar, done_bytes, total_bytes),
+        Progress::Compile { done, total } => {
+            if std::mem::take(&mut uploading) {
+                bar.set_style(kernels.clone());
+                bar.reset();
+            }
+            show(&bar, done.into(), total.into());
+        }
     });
     bar.finish_and_clear();
     // Only the error's own text: it names file and cause, and its chain would say the cause again.

@@ -14,6 +14,8 @@ mod models;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
+#[cfg(feature = "wgpu")]
+mod tune;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -33,6 +35,8 @@ fn isolated(program: impl AsRef<OsStr>) -> Command {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KITTIWAKE_")) {
         command.env_remove(name);
     }
+    // Nor does it find, or leave, anything in that user's folders.
+    command.env("KITTIWAKE_KERNEL_CACHE_DIR", "none");
     command
 }
 

@@ -6,7 +6,8 @@
 use std::process::Command;
 
 use runtime::backend::cases::{AttentionCase, BlockMoves, Case, CaseOp, all_cases};
-use shaders::{BatchInvariant, DeviceClass, GpuOptions};
+use runtime::weights::WeightFormat;
+use shaders::{AttentionTile, BatchInvariant, DeviceClass, GpuOptions, LinearTile, Tuning, TuningFile};
 
 use super::{MakeBackend, for_all, gpu, on, reference, run, run_case, same_bits, tolerance};
 
@@ -29,7 +30,7 @@ fn backend_of(class: DeviceClass, batch_invariant: BatchInvariant) -> Option<Mak
 /// Cases with every op and format, each shape of a linear, and attention by whole rows, by splits, and with heads too wide
 /// for the table's number of lanes.
 fn selection(class: DeviceClass) -> Vec<Case> {
-    let tiles = class.tuning().linear;
+    let tiles = &class.tuning().linear;
     let is_chosen = |case: &Case| match &case.op {
         CaseOp::Embed { tokens, .. } => *tokens == 37,
         CaseOp::Linear { parts, tokens, .. } => match parts.len() {
@@ -155,4 +156,59 @@ fn what_lanes_share_agrees_for_every_size_of_a_subgroup() {
         let text = String::from_utf8_lossy(&said.stdout);
         assert!(said.status.success() && text.contains("1 passed"), "vectors of {width} bits:\n{text}");
     }
+}
+
+/// A table that nobody would write, of shapes that are all legal: sizes that are no powers of two, tiles of many rows, of many
+/// tokens and of neither, more slices than groups, splits of an odd length.
+fn odd() -> Tuning {
+    let tile = |from_tokens, (rows, lanes), (tokens, token_lanes), split_lanes| LinearTile {
+        from_tokens,
+        rows,
+        tokens,
+        lanes,
+        token_lanes,
+        split_lanes,
+    };
+    let linear = vec![
+        tile(1, (1, 1), (1, 1), true),
+        tile(2, (16, 4), (2, 1), false),
+        tile(3, (2, 2), (1, 16), false),
+        tile(5, (1, 16), (8, 2), true),
+        tile(16, (4, 1), (4, 16), false),
+    ];
+    let attention = AttentionTile { split: 37, items: 3, parts: 5, max_values: 100, max_split_tokens: 3 };
+    Tuning {
+        flat_lanes: 7,
+        row_lanes: 1,
+        subgroups: true,
+        dear_loads: true,
+        splits: 3,
+        linear: linear.into(),
+        attention,
+    }
+}
+
+#[test]
+fn odd_measured_shapes_agree_with_the_reference() {
+    let Some(own) = gpu::device(GpuOptions::default()) else { return };
+    let mut table = TuningFile::default();
+    table.set(own.adapter(), odd());
+    let device = gpu::device(GpuOptions { tuning: Some(table), ..GpuOptions::default() }).expect("as before");
+    assert_eq!(device.tuning(), &odd());
+    let class = own.adapter().class;
+    // One format of each kind, and every tile in one of them.
+    let formats = [WeightFormat::F32, WeightFormat::Q8_0, WeightFormat::Q4K];
+    let is_chosen = |case: &Case| match &case.op {
+        CaseOp::Linear { parts, .. } => parts.iter().all(|part| formats.contains(&part.format)),
+        CaseOp::Embed { format, .. } => formats.contains(format),
+        _ => true,
+    };
+    let is_tile = |case: &Case| match &case.op {
+        CaseOp::Linear { parts, tokens, .. } => parts[0].format == WeightFormat::F32 && [2, 4, 9, 33].contains(tokens),
+        _ => false,
+    };
+    let mut cases = selection(class);
+    cases.retain(is_chosen);
+    cases.extend(all_cases().into_iter().filter(is_tile));
+    agrees(&on(device), class, &cases);
 }

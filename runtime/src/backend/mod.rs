@@ -84,6 +84,9 @@ pub struct DeviceOutput<'a> {
     pub non_finite: &'a [u32],
 }
 
+/// Hears how many kernels of how many are compiled and tested: `(done, total)`.
+pub type Compiled<'a> = &'a mut dyn FnMut(u32, u32);
+
 /// A device that runs programs. Implementations: `reference`, `cpu`; later the `shaders` and `cuda` crates.
 pub trait Backend {
     /// What it can do.
@@ -104,11 +107,18 @@ pub trait Backend {
     /// Out of memory, or the device failed.
     fn alloc_state(&mut self, specs: &[StateSpec], num_blocks: u32, block_size: u32) -> Result<(), DeviceError>;
 
-    /// Prepares a program that `program::check` has passed for steps of up to `bucket`; the inputs' layout is fixed here.
+    /// Prepares a program that `program::check` has passed for steps of up to `bucket`; the inputs' layout is fixed here. Where
+    /// that takes long, `progress` hears of it.
     ///
     /// # Errors
     /// Out of memory, or the device failed.
-    fn compile(&mut self, program: &Program, bucket: Bucket, layout: &InputLayout) -> Result<PlanId, DeviceError>;
+    fn compile(
+        &mut self,
+        program: &Program,
+        bucket: Bucket,
+        layout: &InputLayout,
+        progress: Compiled<'_>,
+    ) -> Result<PlanId, DeviceError>;
 
     /// Starts one step and returns at once where the device works on its own.
     ///

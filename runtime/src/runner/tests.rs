@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::backend::reference::ReferenceBackend;
-use crate::backend::{Caps, DeviceOutput};
+use crate::backend::{Caps, Compiled, DeviceOutput};
 use crate::ids::{BlockId, Layer, SeqId};
 use crate::model::tests::tiny_model;
 use crate::program::{Program, StateSpec};
@@ -54,9 +54,16 @@ impl Backend for Padding {
         self.inner.alloc_state(specs, num_blocks, block_size)
     }
 
-    fn compile(&mut self, program: &Program, bucket: Bucket, layout: &InputLayout) -> Result<PlanId, DeviceError> {
+    fn compile(
+        &mut self,
+        program: &Program,
+        bucket: Bucket,
+        layout: &InputLayout,
+        progress: Compiled<'_>,
+    ) -> Result<PlanId, DeviceError> {
         self.buckets.push(bucket);
-        self.inner.compile(program, bucket, layout)
+        progress(1, 2);
+        self.inner.compile(program, bucket, layout, progress)
     }
 
     fn submit(&mut self, plan: PlanId, inputs: &StepInputs) -> Result<Ticket, DeviceError> {
@@ -85,7 +92,7 @@ impl Backend for Padding {
 }
 
 fn runner(backend: Box<dyn Backend>) -> ModelRunner {
-    ModelRunner::new(backend, &tiny_model(), CONFIG, &mut |_, _| {}).expect("the tiny model fits")
+    ModelRunner::new(backend, &tiny_model(), CONFIG, &mut |_| ()).expect("the tiny model fits")
 }
 
 fn reference() -> ModelRunner {
@@ -281,7 +288,7 @@ fn model_with_bad_token(value: f32) -> Model {
 #[test]
 fn logits_that_are_not_finite_are_flagged() {
     let backend = Box::new(ReferenceBackend::new(1));
-    let mut runner = ModelRunner::new(backend, &model_with_bad_token(f32::NAN), CONFIG, &mut |_, _| {}).expect("fits");
+    let mut runner = ModelRunner::new(backend, &model_with_bad_token(f32::NAN), CONFIG, &mut |_| ()).expect("fits");
     let rows = [(0, greedy()), (1, greedy()), (2, on_host(greedy()))];
     let admitted = rows.map(|(row, params)| new_row(row, &[3, 6, 4], params)).to_vec();
     let last = LogitRows::Last;
@@ -296,7 +303,7 @@ fn logits_that_are_not_finite_are_flagged() {
 fn inner_chunks_are_flagged_by_their_own_values_only() {
     let backend = Box::new(ReferenceBackend::new(1));
     let model = model_with_bad_token(f32::INFINITY);
-    let mut runner = ModelRunner::new(backend, &model, CONFIG, &mut |_, _| {}).expect("fits");
+    let mut runner = ModelRunner::new(backend, &model, CONFIG, &mut |_| ()).expect("fits");
     let admitted = vec![new_row(0, &[3, 5, 4], greedy()), new_row(1, &[3, 6, 4], greedy())];
     let work = vec![work(0, 0, 2, &[1], LogitRows::None), work(1, 0, 2, &[2], LogitRows::None)];
     let output = step(&mut runner, StepPlan { admitted, work, ..StepPlan::default() });
@@ -306,7 +313,7 @@ fn inner_chunks_are_flagged_by_their_own_values_only() {
 #[test]
 fn what_cannot_fit_is_a_typed_error() {
     let problem = |backend: Padding, config: RunnerConfig| {
-        let runner = ModelRunner::new(Box::new(backend), &tiny_model(), config, &mut |_, _| {});
+        let runner = ModelRunner::new(Box::new(backend), &tiny_model(), config, &mut |_| ());
         runner.err().map(|error| error.to_string()).unwrap_or_default()
     };
     let few = problem(Padding::new(&[1, 8]), CONFIG);
@@ -322,9 +329,10 @@ fn what_cannot_fit_is_a_typed_error() {
 fn progress_counts_every_byte_once() {
     let model = tiny_model();
     let mut seen = Vec::new();
-    let backend = Box::new(ReferenceBackend::new(1));
-    let _ = ModelRunner::new(backend, &model, CONFIG, &mut |done, total| seen.push((done, total))).expect("fits");
-    let total: u64 = model.weights.iter().map(|w| w.bytes().len() as u64).sum();
+    let backend = Box::new(Padding::new(&[16]));
+    let _ = ModelRunner::new(backend, &model, CONFIG, &mut |progress| seen.push(progress)).expect("fits");
+    assert_eq!(seen.pop(), Some(Progress::Compile { done: 1, total: 2 }), "as the backend says");
+    let total_bytes: u64 = model.weights.iter().map(|w| w.bytes().len() as u64).sum();
     assert_eq!(seen.len(), model.weights.len());
-    assert_eq!(seen.last(), Some(&(total, total)));
+    assert_eq!(seen.last(), Some(&Progress::Upload { done_bytes: total_bytes, total_bytes }));
 }

@@ -158,7 +158,7 @@ impl Subject {
         }
         let layout = built.step.layout();
         backend.alloc_state(&built.program.states, built.num_blocks, layout.block_size)?;
-        let plan = backend.compile(&built.program, layout.bucket, layout)?;
+        let plan = backend.compile(&built.program, layout.bucket, layout, &mut |_, _| ())?;
         if let Some(custom) = custom.filter(|_| device.pipelines.borrow().num_custom_asked() == 0) {
             let fixed: Vec<String> = custom.fixed().iter().map(|(name, value)| format!("{name}={value}")).collect();
             let problem = format!("fixes {}, and this shape asks for other values", fixed.join(" "));

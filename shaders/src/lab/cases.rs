@@ -25,7 +25,7 @@ pub fn quick_cases_of(kernel: &CustomKernel) -> Vec<Case> {
     cases.into_iter().step_by(step).collect()
 }
 
-fn meets(kernel: &str, op: &CaseOp) -> bool {
+pub(super) fn meets(kernel: &str, op: &CaseOp) -> bool {
     match op {
         CaseOp::Embed { .. } => kernel == "embed",
         CaseOp::RmsNorm { .. } | CaseOp::AddRmsNorm { .. } => kernel == "rms_norm",

@@ -18,6 +18,7 @@ mod reload;
 mod roofline;
 mod shape;
 mod timer;
+mod tune;
 
 use std::rc::Rc;
 
@@ -33,9 +34,11 @@ pub(crate) use probe::Probe;
 pub use reload::KernelFile;
 pub(crate) use reload::Reloader;
 pub use shape::{Shape, shape};
+pub use tune::{Choice, TuneOptions, TuneProgress, TuneReport, Workload};
 
+use crate::adapter::AdapterChoice;
 use crate::backend::WgpuDevice;
-use crate::device::{AdapterChoice, Gpu, GpuOptions};
+use crate::device::{Gpu, GpuOptions};
 use crate::pipelines::Pipelines;
 
 /// A device to try kernels on.

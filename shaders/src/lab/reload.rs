@@ -103,8 +103,9 @@ mod tests {
     use runtime::backend::cases::{Case, CaseOp, Tolerance, build_case, run_built};
 
     use super::*;
+    use crate::adapter::AdapterChoice;
     use crate::backend::{WgpuBackend, WgpuDevice};
-    use crate::device::{AdapterChoice, GpuOptions};
+    use crate::device::GpuOptions;
     use crate::lab::template;
 
     /// A file that goes with its test.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use runtime::backend::cases::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase, SampleCase, Tolerance};
+use runtime::backend::cases::{AttentionCase, Case, CaseOp, FusedOutput, PartCase, SampleCase, Tolerance};
 use runtime::program::{KvDtype, RopePairing};
 use runtime::sample::MAX_TOP;
 use runtime::weights::WeightFormat;
@@ -203,18 +203,13 @@ impl Sizes<'_> {
         let width = bounded(&[heads, 3, head_dim])? as u32;
         bounded(&[width, context, rows])?;
         let case = AttentionCase {
-            heads,
-            kv_heads,
-            head_dim,
-            dtype,
             block_size,
             rows: vec![(context - tokens, tokens); rows as usize],
-            moves: BlockMoves::None,
             rope: (kernel == "rope_store_kv").then_some(RopePairing::Half),
             window: self.optional("window")?,
             soft_cap: self.optional("soft_cap")?,
             sinks: self.switch("sinks")?,
-            trees: Vec::new(),
+            ..AttentionCase::causal(heads, kv_heads, head_dim, dtype)
         };
         let window = u64::from(case.window.unwrap_or(u32::MAX));
         let (heads, kv_heads, dim) = (u64::from(heads), u64::from(kv_heads), u64::from(head_dim));

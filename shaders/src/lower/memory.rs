@@ -14,7 +14,7 @@ use crate::device::{Buffer, Gpu, Range};
 use crate::tuning::{DeviceClass, Tuning};
 
 /// Rows of a slot are padded to a multiple of this: no tile covers more tokens.
-pub(super) const PAD_ROWS: u32 = 64;
+pub(crate) const PAD_ROWS: u32 = 64;
 /// Elements: ranges of slots start at multiples of 256 bytes.
 const ALIGN_ELEMENTS: usize = 64;
 /// At most this many splits, so that partial sums of long contexts stay small.
@@ -41,11 +41,17 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Sizes everything for `layout.bucket`.
+    /// Sizes everything for `layout.bucket`, contexts of up to `context` tokens and kernels of these shapes.
     ///
     /// # Errors
     /// Out of memory.
-    pub(crate) fn new(gpu: &Gpu, program: &Program, layout: &InputLayout, context: u32) -> Result<Self, DeviceError> {
+    pub(crate) fn new(
+        gpu: &Gpu,
+        tuning: &Tuning,
+        program: &Program,
+        layout: &InputLayout,
+        context: u32,
+    ) -> Result<Self, DeviceError> {
         use wgpu::BufferUsages as Usage;
         let Bucket { tokens, rows, logit_rows } = layout.bucket;
         let pad = |rows: u32| rows.next_multiple_of(PAD_ROWS);
@@ -57,7 +63,7 @@ impl Memory {
         let inputs = gpu.buffer("step inputs", 4 * layout.num_words() as u64, Usage::STORAGE | Usage::COPY_DST)?;
         let flags = gpu.buffer("flags", 4 * u64::from(tokens), usage | Usage::COPY_DST)?;
         // The plain variant may take over later: room for either.
-        let tunings = [gpu.class().tuning(), DeviceClass::Unknown.tuning()];
+        let tunings = [tuning, DeviceClass::Unknown.tuning()];
         let partial_bytes = tunings.map(|tuning| partial_bytes(tuning, program, layout, context));
         let partials =
             gpu.buffer("partial sums of attention", partial_bytes[0].max(partial_bytes[1]), Usage::STORAGE)?;

@@ -26,11 +26,12 @@ use crate::table::Bind;
 use crate::tuning::{DeviceClass, Tuning};
 use crate::weights::Weights;
 use attention::AttentionOp;
-pub(crate) use memory::{Memory, split_len};
+pub(crate) use memory::{Memory, PAD_ROWS, split_len};
 
 /// What a program is lowered with.
 pub(crate) struct Target<'a> {
     pub(crate) gpu: &'a Gpu,
+    pub(crate) tuning: &'a Tuning,
     pub(crate) weights: &'a Weights,
     pub(crate) state: &'a State,
     pub(crate) memory: &'a Memory,
@@ -106,10 +107,10 @@ impl<'a> Lowering<'a, '_> {
     }
 
     /// The row of the tuning table for a kernel.
-    fn tuning(&self, kernel: &str) -> &'static Tuning {
+    fn tuning(&self, kernel: &str) -> &'a Tuning {
         match self.target.plain.contains(kernel) {
             true => DeviceClass::Unknown.tuning(),
-            false => self.target.gpu.class().tuning(),
+            false => self.target.tuning,
         }
     }
 

@@ -2,7 +2,10 @@
 //!
 //! What its kernels compute is held in the workspace's `tests/`: `ops.rs`, `golden.rs`, `engine.rs`, `demo.rs`.
 
+mod cache;
 #[path = "../../../tests/support/gpu.rs"]
 mod gpu;
+mod lost;
 mod memory;
 mod targets;
+mod tuning;

@@ -19,12 +19,12 @@ use crate::gpu;
 
 const BLOCK_SIZE: u32 = 16;
 
-fn tiny() -> Model {
+pub fn tiny() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-tiny");
     runtime::model::load(&Checkpoint::open(&path).expect("a sound fixture"), KvDtype::F16).expect("a sound fixture")
 }
 
-fn load(device: &WgpuDevice, model: &Model) -> Result<ModelRunner, LoadError> {
+pub fn load(device: &WgpuDevice, model: &Model) -> Result<ModelRunner, LoadError> {
     let config = RunnerConfig {
         max_num_batched_tokens: 32,
         max_num_seqs: 2,
@@ -33,7 +33,7 @@ fn load(device: &WgpuDevice, model: &Model) -> Result<ModelRunner, LoadError> {
         num_blocks: 10,
         max_logit_rows: 2,
     };
-    ModelRunner::new(Box::new(WgpuBackend::new(device)), model, config, &mut |_, _| ())
+    ModelRunner::new(Box::new(WgpuBackend::new(device)), model, config, &mut |_| ())
 }
 
 /// Prefills a prompt and decodes greedily; `each` is called after every step.

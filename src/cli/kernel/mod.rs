@@ -1,4 +1,4 @@
-//! `kittiwake kernel`: the lab for people who write kernels (list, new, check, watch, bench, export).
+//! `kittiwake kernel`: the lab for people who write kernels (list, new, check, watch, bench, tune, export).
 //!
 //! Invariant: what a kernel is found to be, good or bad, is the answer and goes to standard output; a kernel that may not
 //! serve ends with exit code 1. All of it is `shaders::lab`; here are flags and words.
@@ -7,6 +7,7 @@ mod bench;
 mod check;
 mod export;
 mod list;
+mod tune;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -36,6 +37,8 @@ enum KernelCommand {
     Watch(check::WatchArgs),
     /// Measure a kernel beside the built-in one.
     Bench(bench::BenchArgs),
+    /// Find the shapes of the built-in kernels that are fastest on this device, for later runs.
+    Tune(tune::TuneArgs),
     /// Translate a kernel to what a driver sees.
     Export(export::ExportArgs),
 }
@@ -100,6 +103,7 @@ pub fn run(args: &KernelArgs) -> anyhow::Result<()> {
         KernelCommand::Check(args) => check::run(args),
         KernelCommand::Watch(args) => check::watch(args),
         KernelCommand::Bench(args) => bench::run(args),
+        KernelCommand::Tune(args) => tune::run(args),
         KernelCommand::Export(args) => export::run(args),
     }
 }

@@ -176,6 +176,26 @@ pub struct AttentionCase {
     pub trees: Vec<Vec<Option<u32>>>,
 }
 
+impl AttentionCase {
+    /// One token after nothing, causal, stored as it is.
+    pub fn causal(heads: u32, kv_heads: u32, head_dim: u32, dtype: KvDtype) -> Self {
+        Self {
+            heads,
+            kv_heads,
+            head_dim,
+            dtype,
+            block_size: 16,
+            rows: vec![(0, 1)],
+            moves: BlockMoves::None,
+            rope: None,
+            window: None,
+            soft_cap: None,
+            sinks: false,
+            trees: Vec::new(),
+        }
+    }
+}
+
 /// How a case moves blocks between its steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockMoves {
@@ -211,7 +231,7 @@ pub fn run_built(backend: &mut dyn Backend, built: &BuiltCase) -> Result<Vec<f32
     }
     let layout = built.step.layout();
     backend.alloc_state(&built.program.states, built.num_blocks, layout.block_size)?;
-    let plan = backend.compile(&built.program, layout.bucket, layout)?;
+    let plan = backend.compile(&built.program, layout.bucket, layout, &mut |_, _| ())?;
     if let Some(history) = &built.history {
         let ticket = backend.submit(plan, history)?;
         backend.wait(ticket)?;

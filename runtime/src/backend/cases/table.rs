@@ -159,20 +159,7 @@ fn linear_cases(cases: &mut Vec<Case>) {
 }
 
 fn attention_cases(cases: &mut Vec<Case>) {
-    let base = AttentionCase {
-        heads: 3,
-        kv_heads: 1,
-        head_dim: 64,
-        dtype: KvDtype::F16,
-        block_size: 16,
-        rows: vec![(0, 1)],
-        moves: BlockMoves::None,
-        rope: None,
-        window: None,
-        soft_cap: None,
-        sinks: false,
-        trees: Vec::new(),
-    };
+    let base = AttentionCase::causal(3, 1, 64, KvDtype::F16);
     let mut add = |case: AttentionCase| {
         let is_rounded = case.rope.is_some() && case.dtype == KvDtype::F16;
         push(cases, if is_rounded { TURNED } else { FLOAT }, CaseOp::Attention(case));

@@ -22,7 +22,7 @@ pub use isa::Isa;
 pub use memory::available_bytes;
 
 use super::pool::Pool;
-use super::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
+use super::{Backend, Bucket, Buckets, Caps, Compiled, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
 use crate::error::DeviceError;
 use crate::ids::{BlockId, Layer, PlanId, WeightId};
 use crate::program::{Program, StateSpec};
@@ -66,25 +66,36 @@ struct Plan {
     logits: Option<Columns>,
 }
 
+/// The device in words, without starting it.
+pub fn describe(options: CpuOptions) -> String {
+    let threads = num_threads(options);
+    format!("CPU, {threads} {}, {}", if threads == 1 { "thread" } else { "threads" }, isa_of(options).name())
+}
+
+fn num_threads(options: CpuOptions) -> usize {
+    match options.threads {
+        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        threads => threads,
+    }
+}
+
+fn isa_of(options: CpuOptions) -> Isa {
+    options.isa.or_else(|| Isa::available().next()).unwrap_or(Isa::Portable)
+}
+
 impl CpuBackend {
     /// Starts the threads.
     ///
     /// # Errors
     /// The CPU lacks the instruction set that was asked for, or the system refuses threads.
     pub fn new(options: CpuOptions) -> Result<Self, DeviceError> {
-        let isa = match options.isa {
-            Some(isa) => isa,
-            None => Isa::available().next().unwrap_or(Isa::Portable),
-        };
+        let isa = isa_of(options);
         let vectors = Vectors::new(isa)
             .ok_or_else(|| DeviceError::Absent("cpu".into(), format!("this CPU has no {}", isa.name())))?;
-        let threads = match options.threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-            threads => threads,
-        };
+        let threads = num_threads(options);
         let caps = Caps {
             name: "cpu",
-            device: format!("CPU, {threads} {}, {}", if threads == 1 { "thread" } else { "threads" }, isa.name()),
+            device: describe(options),
             buckets: Buckets::Exact,
             batch_invariant: true,
             max_binding_bytes: u64::MAX,
@@ -154,7 +165,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn compile(&mut self, program: &Program, bucket: Bucket, layout: &InputLayout) -> Result<PlanId, DeviceError> {
+    fn compile(
+        &mut self,
+        program: &Program,
+        bucket: Bucket,
+        layout: &InputLayout,
+        _progress: Compiled<'_>,
+    ) -> Result<PlanId, DeviceError> {
         debug_assert_eq!(bucket, layout.bucket, "one plan, the layout's");
         let target = Target { weights: &self.weights, layers: &self.layers, layout, num_threads: self.pool.threads() };
         let Lowered { phases, memory_bytes, flags, samples, logits } = lower::lower(program, &target)?;

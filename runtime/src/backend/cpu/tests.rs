@@ -71,7 +71,7 @@ fn a_chain_ends_before_an_op_that_reuses_its_memory() {
     let bucket = Bucket { tokens: 8, rows: 1, logit_rows: 1 };
     let places = memory::plan(&program, bucket, 16).slots;
     assert_eq!((places[0].lane, places[0].offset), (places[2].lane, places[2].offset), "c takes the place of a");
-    backend.compile(&program, bucket, &InputLayout::new(bucket, 1, 16, 1)).unwrap();
+    backend.compile(&program, bucket, &InputLayout::new(bucket, 1, 16, 1), &mut |_, _| ()).unwrap();
     let chains = backend.plans[0].phases.iter().map(|phase| match phase {
         Phase::Rows { ops, .. } => ops.len(),
         Phase::Linear(_) | Phase::Attention(_) => unreachable!("the program has row-wise ops only"),

@@ -11,7 +11,9 @@ mod state;
 use std::ops::Range;
 
 use crate::backend::pool::Pool;
-use crate::backend::{Backend, Bucket, Buckets, Caps, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket};
+use crate::backend::{
+    Backend, Bucket, Buckets, Caps, Compiled, DeviceOutput, InputLayout, MemoryReport, StepInputs, Ticket,
+};
 use crate::error::DeviceError;
 use crate::ids::{BlockId, Layer, PlanId, Slot, WeightId};
 use crate::program::{Op, Program, SlotInfo, StateSpec};
@@ -140,7 +142,13 @@ impl Backend for ReferenceBackend {
         Ok(())
     }
 
-    fn compile(&mut self, program: &Program, _bucket: Bucket, _layout: &InputLayout) -> Result<PlanId, DeviceError> {
+    fn compile(
+        &mut self,
+        program: &Program,
+        _bucket: Bucket,
+        _layout: &InputLayout,
+        _progress: Compiled<'_>,
+    ) -> Result<PlanId, DeviceError> {
         for (i, info) in program.weights.iter().enumerate() {
             let uploaded = self.weights.get(i).is_some_and(Option::is_some);
             assert!(uploaded, "weight '{}' was not uploaded before compile", info.name);

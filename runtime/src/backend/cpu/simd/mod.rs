@@ -181,7 +181,7 @@ const EXP_TAYLOR: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0
 /// Where the polynomial for tanh ends.
 const TANH_NEAR: f32 = 0.625;
 /// From degree 4 down, in x², times x³.
-const TANH_NEAR_0: [f32; 5] = [-5.704_988_7e-3, 2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1];
+const TANH_NEAR_0: [f32; 5] = [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1];
 
 /// A computation written against `Simd`.
 pub(super) trait Kernel {

@@ -1,11 +1,10 @@
 //! Attention over the paged cache, in fixed splits of the KV positions.
 //!
-//! Formula: `out = softmax(scale * q · kᵀ) · v` over the positions up to the token's own, or the last `window` of them, with
-//! scores capped and a sink in the sum where the op says so (online softmax, Milakov and Gimelshein 2018; splits as in
-//! FlashAttention-2 and Flash-Decoding). A token of a tree has a tile for itself, whose positions are those of its path.
-//! Operands: q `[tokens, heads * head_dim]` f32; keys and values as in `state`, f16 or f32; out like q; step inputs: row
-//! starts, positions, tree masks, block tables. A task owns a tile of consecutive queries of one row and all query heads of one KV head
-//! (a "unit" is one query of one head); with few queries, one split of it.
+//! Formula: `out = softmax(scale * q · kᵀ) · v` over the positions that the token sees (`Op::Attention`; online softmax, Milakov
+//! and Gimelshein 2018; splits as in FlashAttention-2 and Flash-Decoding).
+//! Operands: q `[tokens, heads * head_dim]` f32; keys and values as in `state`, f16 or f32; out like q; step inputs. A task owns
+//! a tile of consecutive queries of one row, or one of a tree, and all query heads of one KV head (a "unit" is one query of one
+//! head); with few queries, one split of it.
 //! Accumulation: f32. Within a split: scores by one chain over head_dim, their maximum, `exp`, the sum in 16 lanes, values
 //! by one chain over the positions; then splits are merged in order. A unit's operations depend on its own position only:
 //! any chunking, tile or batch gives the same bits. Tolerance: 1e-5 relative, from the order of sums and `exp`.

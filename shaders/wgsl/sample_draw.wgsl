@@ -1,6 +1,6 @@
 // scores[i, s] = the largest score of share s of sampled row i: scaled logit + noise (shared/noise.wgsl). Greedy rows are left out.
 // logits [logit_rows, width]; draws: see shared/sample.wgsl; bests [sampled_rows, shares], of which the row's largest logit is
-// taken; scores [sampled_rows, shares]. A lane owns a share of a row. f32 within 1e-5, which changes no token that is drawn.
+// taken; scores [sampled_rows, shares]. A lane owns a share of a row. f32; tolerance 1e-5 of a score, which changes no token drawn.
 //!use shared/noise.wgsl
 //!targets spirv msl hlsl glsl
 struct Params { width: u32, shares: u32 }

@@ -229,8 +229,8 @@ impl WgpuBackend {
     ) -> Result<(), DeviceError> {
         let Sizes { context, .. } = *sizes;
         let tuning = Rc::clone(&self.device.tuning);
-        let split = split_len(&tuning, context);
-        let checks = selftest::checks(program, &self.weights, &self.state, &tuning, split)?;
+        let split = split_len(&self.gpu, &tuning, context);
+        let checks = selftest::checks(program, &self.weights, &self.state, &tuning, (split, self.gpu.is_software()))?;
         let backend = |plain: &BTreeSet<&'static str>| {
             let new = Self::new(&self.device);
             Self { plain: plain.clone(), context: Some(context), self_test: false, ..new }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use runtime::error::DeviceError;
 
-use crate::adapter::{AdapterChoice, AdapterInfo, choose, enumerate};
+use crate::adapter::{AdapterChoice, AdapterInfo, AdapterKind, choose, enumerate};
 use crate::cache::{self, PipelineFile};
 use crate::compose::Composed;
 use crate::lab::KernelFile;
@@ -186,6 +186,11 @@ impl Gpu {
 
     pub(crate) fn has_subgroups(&self) -> bool {
         self.features.contains(wgpu::Features::SUBGROUP)
+    }
+
+    /// Whether a CPU plays the device.
+    pub(crate) fn is_software(&self) -> bool {
+        self.adapter.kind == AdapterKind::Software
     }
 
     pub(crate) fn has_64_bit_integers(&self) -> bool {

@@ -57,8 +57,10 @@ pub(crate) enum When {
     RowsBetween(RowDim, u32, u32),
     /// Where each split of a token's positions has a lane of its own: few tokens, more than one split.
     Split { len: u32, max_tokens: u32 },
-    /// Where it does not.
-    Whole { len: u32, max_tokens: u32 },
+    /// Where it does not, and the longest context is at most `up_to`.
+    Whole { len: u32, max_tokens: u32, up_to: u32 },
+    /// Where it does not, and the longest context is above both: a part of a long walk.
+    Walk { len: u32, max_tokens: u32, up_to: u32, from: u32 },
     /// In every step that has sampled rows.
     Sampled,
     /// Where one of them is not greedy.
@@ -70,7 +72,7 @@ impl When {
     fn rows(self, counts: Counts) -> u32 {
         match self {
             Self::Rows(rows) | Self::RowsBetween(rows, ..) => counts.rows(rows),
-            Self::Split { .. } | Self::Whole { .. } => counts.tokens,
+            Self::Split { .. } | Self::Whole { .. } | Self::Walk { .. } => counts.tokens,
             Self::Sampled | Self::Drawn => counts.sampled_rows,
         }
     }
@@ -185,7 +187,12 @@ fn runs(when: When, counts: Counts) -> bool {
         When::Rows(rows) => counts.rows(rows) > 0,
         When::RowsBetween(rows, from, to) => (from..=to).contains(&counts.rows(rows)),
         When::Split { len, max_tokens } => counts.tokens <= max_tokens && counts.max_kv_len > len,
-        When::Whole { len, max_tokens } => !runs(When::Split { len, max_tokens }, counts),
+        When::Whole { len, max_tokens, up_to } => {
+            !runs(When::Split { len, max_tokens }, counts) && counts.max_kv_len <= up_to
+        }
+        When::Walk { len, max_tokens, up_to, from } => {
+            !runs(When::Split { len, max_tokens }, counts) && counts.max_kv_len > up_to.max(from)
+        }
         When::Sampled => counts.sampled_rows > 0,
         When::Drawn => counts.draws,
     }
@@ -231,10 +238,16 @@ mod tests {
 
     #[test]
     fn exactly_one_way_of_attention_runs() {
-        for (tokens, max_kv_len, split) in [(1, 64, false), (1, 65, true), (16, 65, true), (17, 65, false)] {
+        let is_split = [(1, 64, false), (1, 65, true), (16, 65, true), (17, 65, false), (17, 320, false)];
+        let too_long = [(17, 321, false), (17, 641, false), (16, 641, true)];
+        for (tokens, max_kv_len, split) in is_split.into_iter().chain(too_long) {
             let counts = Counts { tokens, logit_rows: 1, max_kv_len, read_rows: 1, sampled_rows: 0, draws: false };
             assert_eq!(runs(When::Split { len: 64, max_tokens: 16 }, counts), split);
-            assert_eq!(runs(When::Whole { len: 64, max_tokens: 16 }, counts), !split);
+            let (len, max_tokens, up_to) = (64, 16, 320);
+            let is_walk = !split && max_kv_len > 320;
+            assert_eq!(runs(When::Whole { len, max_tokens, up_to }, counts), !split && !is_walk);
+            let parts = [0, 320, 640].map(|from| runs(When::Walk { len, max_tokens, up_to, from }, counts));
+            assert_eq!(parts, [is_walk, is_walk, is_walk && max_kv_len > 640]);
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn checks(
     weights: &Weights,
     state: &State,
     tuning: &Tuning,
-    split: u32,
+    (split, is_software): (u32, bool),
 ) -> Result<Vec<Check>, DeviceError> {
     let mut checks: Vec<Check> = Vec::new();
     for op in &program.ops {
@@ -98,7 +98,12 @@ pub(crate) fn checks(
                 let plane = state.layers[layer.index()][0].spec;
                 // Before, the positions are stored and attended to whole; then some tokens, those of a tree split by split.
                 let tree = vec![None, Some(0), Some(0)];
-                for (rows, trees) in [(vec![(split + 2, 3), (0, 1)], vec![tree]), (vec![(0, 19)], vec![])] {
+                let mut rows_and_trees = vec![(vec![(split + 2, 3), (0, 1)], vec![tree]), (vec![(0, 19)], vec![])];
+                if is_software {
+                    // A walk of several dispatches.
+                    rows_and_trees.push((vec![(700, 19)], vec![]));
+                }
+                for (rows, trees) in rows_and_trees {
                     let case = AttentionCase {
                         block_size: state.block_size,
                         rows,

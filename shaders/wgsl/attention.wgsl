@@ -5,7 +5,8 @@
 // step: the step's inputs, whole; out [tokens, heads, head_dim], or with PARTIAL [tokens, heads, splits, head_dim + 4].
 // One description for prefill, chunk, decode and trees: a token attends to its row's blocks by position.
 // Positions are cut into splits of SPLIT at absolute places. A lane owns HEADS query heads (that share a KV head) of one token:
-// all its splits one after the other, or one split with PARTIAL (attention_combine merges). PARTS lanes share an item's
+// all its splits one after the other, or one split with PARTIAL (attention_combine merges). With CARRIED a lane goes on with what
+// another dispatch has left in out [tokens, heads, 1, head_dim + 4]: some drivers end a long walk. PARTS lanes share an item's
 // positions, every PARTS-th each, merged in order. f32 sums; tolerance 2e-6 rms (order of sums, the exponential).
 // head_dim is HEAD_DIM, a multiple of 4. Method: Dao 2023, FlashAttention-2 and Flash-Decoding; Kwon et al. 2023 (paged).
 //!use kv/f16.wgsl as KV
@@ -29,6 +30,8 @@ struct Params {
     window: u32,
     window_splits: u32,
     soft_cap: f32,
+    first_split: u32,
+    walk_splits: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> q: array<vec4f>;
@@ -44,6 +47,7 @@ const SPLIT: u32 = 64u; //!set positions per split
 const ITEMS: u32 = 8u; //!set (token, heads, split) items per workgroup
 const PARTS: u32 = 1u; //!set lanes per item
 const PARTIAL: bool = false; //!set one split per item, merged by attention_combine
+const CARRIED: bool = false; //!set walk_splits splits from first_split on, merged with those before; attention_combine ends it
 const WINDOW: bool = false; //!set only the last positions are seen
 const SOFT_CAP: bool = false; //!set scores are capped
 const SINKS: bool = false; //!set a sink joins each softmax
@@ -150,6 +154,19 @@ fn main(
         own_split = item / (num_tokens * sets);
         own_splits = 1u;
     }
+    if CARRIED {
+        own_split = params.first_split;
+        own_splits = min(num_splits - min(num_splits, own_split), params.walk_splits);
+        for (var h = 0u; h < HEADS && own_split > 0u; h++) {
+            let at = (token * params.heads + heads * HEADS + h) * (QUADS + 1u);
+            for (var d = 0u; d < QUADS; d++) {
+                total.values[h * QUADS + d] = out[at + d];
+            }
+            let carried = out[at + QUADS];
+            total.m[h] = carried.x;
+            total.l[h] = carried.y;
+        }
+    }
     // Counted from 0, not from the lane's own split: a compiler must see that all lanes meet the barriers in `share`.
     for (var i = 0u; i < own_splits; i++) {
         let split_first = (position_first / SPLIT + own_split + i) * SPLIT;
@@ -176,8 +193,8 @@ fn main(
     for (var h = 0u; h < HEADS; h++) {
         let head = heads * HEADS + h;
         let row = token * params.heads + head;
-        if PARTIAL {
-            let at = (row * num_splits + own_split) * (QUADS + 1u);
+        if PARTIAL || CARRIED {
+            let at = select(row * num_splits + own_split, row, CARRIED) * (QUADS + 1u);
             for (var d = 0u; d < QUADS; d++) {
                 out[at + d] = total.values[h * QUADS + d];
             }

@@ -1,6 +1,6 @@
 // Merges the splits that attention has left with PARTIAL, in order of positions, then a sink, as a lane that walks them would.
 // partials [tokens, heads, splits, head_dim + 4] (values, then the largest score and the sum), a token's splits from that of the
-// first position that it sees; sinks [heads], touched with SINKS only; step: the step's inputs, whole;
+// first position that it sees, or with CARRIED one that holds them all; sinks [heads], touched with SINKS only; step: the step's inputs, whole;
 // out [tokens, heads, head_dim]. A lane owns four elements of one head of a token. f32; adds nothing to attention's tolerance.
 //!use shared/softmax.wgsl
 //!use shared/splits.wgsl
@@ -19,6 +19,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> out: array<vec4f>;
 
 const SPLIT: u32 = 64u; //!set positions per split, as attention has it
+const CARRIED: bool = false; //!set whether the splits have been merged, as attention has it
 const WINDOW: bool = false; //!set only the last positions are seen
 const SINKS: bool = false; //!set a sink joins each softmax
 const LANES: u32 = 8u; //!set lanes per workgroup, along heads * head_dim
@@ -30,9 +31,9 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
     }
     let head = id.x / params.head_quads;
     let quad = id.x % params.head_quads;
-    let num_splits = splits_per_token();
     let position = step[params.positions + id.y];
-    let own_splits = position / SPLIT + 1u - first_seen(position + 1u) / SPLIT;
+    let num_splits = select(splits_per_token(), 1u, CARRIED);
+    let own_splits = select(position / SPLIT + 1u - first_seen(position + 1u) / SPLIT, 1u, CARRIED);
     let stride = params.head_quads + 1u;
     var at = (id.y * params.heads + head) * num_splits * stride;
     var m = -3.0e38;

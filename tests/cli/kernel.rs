@@ -37,7 +37,7 @@ fn line_of(text: &str, needle: &str) -> usize {
     text.lines().position(|line| line.contains(needle)).expect(needle) + 1
 }
 
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "add",
     "attention",
     "attention_combine",
@@ -48,6 +48,7 @@ const NAMES: [&str; 15] = [
     "norm_heads",
     "rms_norm",
     "rope",
+    "rope_store_kv",
     "sample_draw",
     "sample_pick",
     "sample_scan",

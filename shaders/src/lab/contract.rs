@@ -10,8 +10,20 @@ use crate::reflect::{Access, Interface};
 use crate::table::Kernel;
 
 /// Settings that say what is computed: the model decides them.
-const GIVEN: [&str; 11] =
-    ["FORMAT", "GATED", "KV", "HEAD_DIM", "SPLIT", "PARTIAL", "WINDOW", "SOFT_CAP", "SINKS", "ADD", "INTERLEAVED"];
+const GIVEN: [&str; 12] = [
+    "FORMAT",
+    "GATED",
+    "KV",
+    "HEAD_DIM",
+    "SPLIT",
+    "PARTIAL",
+    "CARRIED",
+    "WINDOW",
+    "SOFT_CAP",
+    "SINKS",
+    "ADD",
+    "INTERLEAVED",
+];
 
 /// Settings that the number of workgroups is computed from.
 fn grid_settings(kernel: &str) -> &'static [&'static str] {

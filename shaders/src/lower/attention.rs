@@ -8,7 +8,7 @@ use runtime::ids::{Layer, Slot, WeightId};
 use runtime::program::{KvDtype, Op, RopePairing, RowDim, View};
 
 use super::Lowering;
-use super::memory::{split_len, whole, window_splits};
+use super::memory::{split_len, walk_splits, whole, window_splits};
 use crate::compose::Settings;
 use crate::replay::{Grid, When};
 use crate::state::PlaneState;
@@ -109,7 +109,7 @@ impl<'a> Lowering<'a, '_> {
     pub(super) fn attention(&mut self, op: &AttentionOp) -> Result<(), DeviceError> {
         let (memory, tuning) = (self.target.memory, self.tuning("attention"));
         let (keys, values) = self.planes(op.layer)?;
-        let split = split_len(tuning, self.target.context);
+        let split = split_len(self.target.gpu, tuning, self.target.context);
         let max_splits = window_splits(op.window, split);
         let sinks = op.sinks.map(|sinks| self.target.weights.vector_of(sinks)).transpose()?;
         let sinks = sinks.unwrap_or(whole(&memory.unused));
@@ -135,12 +135,25 @@ impl<'a> Lowering<'a, '_> {
             .with("SINKS", op.sinks.is_some());
         let per_token = op.heads / lane_heads;
         let max_tokens = tuning.attention.max_split_tokens;
-        let (whole_when, split_when) = (When::Whole { len: split, max_tokens }, When::Split { len: split, max_tokens });
-        let out = memory.slot(op.out);
-        self.dispatch(bindings(out), params, settings.clone(), whole_when, Grid::Items { per_token, items });
-        let partials = whole(&memory.partials);
-        let grid = Grid::SplitItems { per_token, items, len: split, max_splits };
-        self.dispatch(bindings(partials), params, settings.with("PARTIAL", true), split_when, grid);
+        let (out, partials) = (memory.slot(op.out), whole(&memory.partials));
+        let walk = walk_splits(self.target.gpu, split, parts, lane_heads, op.head_dim);
+        let num_splits = max_splits.min(self.target.context.div_ceil(split));
+        let up_to = if num_splits <= walk { u32::MAX } else { walk * split };
+        let whole_when = When::Whole { len: split, max_tokens, up_to };
+        let whole_grid = Grid::Items { per_token, items };
+        self.dispatch(bindings(out), params, settings.clone(), whole_when, whole_grid);
+        let split_when = When::Split { len: split, max_tokens };
+        let split_grid = Grid::SplitItems { per_token, items, len: split, max_splits };
+        self.dispatch(bindings(partials), params, settings.clone().with("PARTIAL", true), split_when, split_grid);
+        let mut ends = vec![(split_when, false)];
+        if num_splits > walk {
+            for first_split in (0..num_splits).step_by(walk as usize) {
+                let params = table::attention::Params { first_split, walk_splits: walk, ..params };
+                let when = When::Walk { len: split, max_tokens, up_to, from: first_split * split };
+                self.dispatch(bindings(partials), params, settings.clone().with("CARRIED", true), when, whole_grid);
+            }
+            ends.push((When::Walk { len: split, max_tokens, up_to, from: 0 }, true));
+        }
         let combine = table::attention_combine::Bindings { partials, step: whole(&memory.inputs), sinks, out };
         let head_quads = op.head_dim / 4;
         let table::attention::Params { heads, positions, window, window_splits, .. } = params;
@@ -148,7 +161,9 @@ impl<'a> Lowering<'a, '_> {
         let (settings, grid) = self.flat("attention_combine", op.heads * head_quads);
         let settings =
             settings.with("SPLIT", split).with("WINDOW", op.window.is_some()).with("SINKS", op.sinks.is_some());
-        self.dispatch(combine, params, settings, split_when, grid);
+        for (when, is_carried) in ends {
+            self.dispatch(combine, params, settings.clone().with("CARRIED", is_carried), when, grid);
+        }
         Ok(())
     }
 
@@ -175,6 +190,8 @@ impl<'a> Lowering<'a, '_> {
             window: op.window.unwrap_or(u32::MAX),
             window_splits,
             soft_cap: op.soft_cap.unwrap_or_default(),
+            first_split: 0,
+            walk_splits: 0,
         })
     }
 

@@ -64,7 +64,7 @@ impl Memory {
         let flags = gpu.buffer("flags", 4 * u64::from(tokens), usage | Usage::COPY_DST)?;
         // The plain variant may take over later: room for either.
         let tunings = [tuning, DeviceClass::Unknown.tuning()];
-        let partial_bytes = tunings.map(|tuning| partial_bytes(tuning, program, layout, context));
+        let partial_bytes = tunings.map(|tuning| partial_bytes(gpu, tuning, program, layout, context));
         let partials =
             gpu.buffer("partial sums of attention", partial_bytes[0].max(partial_bytes[1]), Usage::STORAGE)?;
         let shares = u64::from(logit_rows) * sample_shares(program);
@@ -101,9 +101,27 @@ fn sample_shares(program: &Program) -> u64 {
     u64::from(shares.max().unwrap_or(0))
 }
 
+/// Turns of all loops together that a lane may take on software Vulkan: Mesa's lavapipe leaves every loop after 65535 turns,
+/// those of inner loops counted, and says nothing.
+const MAX_SOFTWARE_TURNS: u32 = 60_000;
+
 /// Positions per split: the table's, or more where the context is long. Fixed for the life of an engine.
-pub(crate) fn split_len(tuning: &Tuning, context: u32) -> u32 {
-    tuning.attention.split.max(context.div_ceil(MAX_SPLITS).next_power_of_two())
+pub(crate) fn split_len(gpu: &Gpu, tuning: &Tuning, context: u32) -> u32 {
+    let split = tuning.attention.split.max(context.div_ceil(MAX_SPLITS).next_power_of_two());
+    // Of heads of up to 512 elements a lane walks 64 positions.
+    if gpu.is_software() { split.min(64 * tuning.attention.parts) } else { split }
+}
+
+/// Splits that one dispatch may walk: as many as there are, but on software Vulkan.
+pub(super) fn walk_splits(gpu: &Gpu, split: u32, parts: u32, lane_heads: u32, head_dim: u32) -> u32 {
+    if !gpu.is_software() {
+        return u32::MAX;
+    }
+    // Every loop of attention.wgsl, as if none were unrolled.
+    let quads = head_dim / 4;
+    let per_position = 1 + 2 * quads * (1 + lane_heads) + lane_heads * (1 + quads);
+    let per_split = 1 + 3 * lane_heads * (1 + quads) + parts * lane_heads * (2 + quads);
+    (MAX_SOFTWARE_TURNS / (split.div_ceil(parts) * per_position + per_split)).max(1)
 }
 
 /// Splits that the positions which a token sees lie in at most.
@@ -112,17 +130,20 @@ pub(super) fn window_splits(window: Option<u32>, split: u32) -> u32 {
     window.map_or(u32::MAX, |window| (window - 1).div_ceil(split) + 1)
 }
 
-fn partial_bytes(tuning: &Tuning, program: &Program, layout: &InputLayout, context: u32) -> u64 {
+fn partial_bytes(gpu: &Gpu, tuning: &Tuning, program: &Program, layout: &InputLayout, context: u32) -> u64 {
     // At most one more than the context has, where a block reaches past it.
     let positions = layout.max_blocks_per_row.saturating_mul(layout.block_size);
-    let split = split_len(tuning, context);
+    let split = split_len(gpu, tuning, context);
     let splits = |window| u64::from(positions.div_ceil(split).min(window_splits(window, split)));
-    let tokens = u64::from(layout.bucket.tokens.min(tuning.attention.max_split_tokens));
-    let per_token = program.ops.iter().map(|op| match op {
+    let all_tokens = u64::from(layout.bucket.tokens);
+    let split_tokens = all_tokens.min(u64::from(tuning.attention.max_split_tokens));
+    let bytes = program.ops.iter().map(|op| match op {
         Op::Attention { heads, head_dim, window, .. } => {
-            splits(*window) * u64::from(*heads) * u64::from(head_dim + 4) * 4
+            // A long walk leaves one sum for each token.
+            let sums = (split_tokens * splits(*window)).max(if gpu.is_software() { all_tokens } else { 0 });
+            sums * u64::from(*heads) * u64::from(head_dim + 4) * 4
         }
         _ => 0,
     });
-    tokens * per_token.max().unwrap_or(0)
+    bytes.max().unwrap_or(0)
 }

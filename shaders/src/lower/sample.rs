@@ -16,7 +16,9 @@ use crate::table;
 // What the kernels have written into them.
 const _: () = assert!(Draw::WORDS == 5 && MAX_CONTENDERS == 8 && MAX_TOP == 20 && size_of::<Sample>() == 4 * 69);
 
-/// Lanes of `sample_pick` divide this, and it every number of shares.
+/// Lanes of `sample_pick`: so many that none takes many turns, whatever the vocabulary. It divides `MIN_SHARES`.
+const PICK_LANES: u32 = 64;
+/// Divides every number of shares.
 const MIN_SHARES: u32 = 128;
 
 /// Shares of a row of `vocab` logits: some 32 fours each, as many as keep a GPU busy and are quickly merged.
@@ -39,11 +41,10 @@ impl Lowering<'_, '_> {
         let bindings = table::sample_draw::Bindings { logits, draws, bests, scores };
         self.dispatch(bindings, table::sample_draw::Params { width, shares }, settings, When::Drawn, grid);
 
-        let lanes = self.tuning("sample_pick").row_lanes.min(MIN_SHARES);
         let samples = whole(&memory.samples);
         let bindings = table::sample_pick::Bindings { logits, draws, bests, scores, samples };
         let params = table::sample_pick::Params { width, shares, window: WINDOW };
-        self.dispatch(bindings, params, Settings::new().with("LANES", lanes), When::Sampled, Grid::Row);
+        self.dispatch(bindings, params, Settings::new().with("LANES", PICK_LANES), When::Sampled, Grid::Row);
         Ok(())
     }
 }

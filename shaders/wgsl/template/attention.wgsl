@@ -34,6 +34,9 @@ struct Params {
     window: u32,
     window_splits: u32,
     soft_cap: f32,
+    // With CARRIED, which this kernel leaves to the built-in one: see there.
+    first_split: u32,
+    walk_splits: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> q: array<vec4f>;
@@ -48,6 +51,7 @@ struct Params {
 const HEAD_DIM: u32 = 64u; //!set elements per head
 const SPLIT: u32 = 64u; //!set positions per split
 const PARTIAL: bool = false; //!set one split per item, merged by attention_combine
+const CARRIED: bool = false; // very long walks, on software only, stay with the built-in kernel
 const WINDOW: bool = false; //!set only the last positions are seen
 const SOFT_CAP: bool = false; //!set scores are capped
 const SINKS: bool = false; //!set a sink joins each softmax

@@ -2,12 +2,14 @@
 // x [tokens, in_features]; codes, side: panels of 64 rows in one of format/; bias [rows]; out [tokens, out_stride] at column
 // out_column. A lane owns one row of the matrix and one token.
 // A group of 32 elements is summed as codes, then scaled: sum += scale * (codes . x) + min * sum(x), in f32, in order.
+// With GATED the matrix is two of `rows` rows, whole panels, one behind the other: out = silu(x . gate) * (x . up).
 // Tolerance 2e-6 rms (order of the sum). in_features is a multiple of 32.
 //
 // Where to go from here: several rows (ROWS) and tokens (TOKENS) per lane, so that a loaded value serves several sums;
 // lanes that share a row's groups, merged through workgroup memory. LANES * ROWS divides 64, TOKEN_LANES * TOKENS too.
 //!use format/q4_1.wgsl as FORMAT
 //!use load/narrow.wgsl
+//!use shared/silu.wgsl
 //!targets spirv msl hlsl glsl
 struct Params {
     // Groups of 32 in a row.
@@ -29,13 +31,11 @@ const ROWS: u32 = 1u;
 const TOKENS: u32 = 1u;
 const TOKEN_LANES: u32 = 1u;
 const LANES: u32 = 64u;
-// Gates and ups in one matrix stay with the built-in kernel.
-const GATED: bool = false;
+// Given by the model.
+const GATED: bool = false; //!set whether the rows are gates and ups
 
-@compute @workgroup_size(LANES)
-fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) lane: u32) {
-    let row = workgroup.x * LANES + lane;
-    let token = workgroup.y;
+// One row of the matrix times one token.
+fn row_sum(row: u32, token: u32) -> f32 {
     var sum = 0.0;
     for (var g = 0u; g < params.groups; g++) {
         var group = load_group(row / 64u, row % 64u, g, params.groups);
@@ -57,12 +57,24 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
             sum = fma(group_min(&group, 0u), x_sum, sum);
         }
     }
+    return sum;
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) lane: u32) {
+    let row = workgroup.x * LANES + lane;
+    let token = workgroup.y;
     // The last panel is padded with rows of zeros, which are nobody's.
     if row >= params.rows {
         return;
     }
+    var sum = row_sum(row, token);
     if params.has_bias != 0u {
         sum += bias[row];
+    }
+    if GATED {
+        // The ups lie behind the gates; neither has a bias.
+        sum = silu(sum) * row_sum(row + params.rows, token);
     }
     out[token * params.out_stride + params.out_column + row] = sum;
 }

@@ -185,6 +185,9 @@ fn attention_cases(cases: &mut Vec<Case>) {
             add(AttentionCase { dtype, rows: vec![(length - 37, 37), (3, 1)], ..base.clone() });
         }
         add(AttentionCase { dtype, rows: vec![(0, 300)], ..base.clone() });
+        // A walk of more turns than some drivers let a loop take (Mesa's lavapipe: 65535, inner loops counted).
+        let (heads, kv_heads, head_dim) = (1, 1, 256);
+        add(AttentionCase { heads, kv_heads, head_dim, dtype, rows: vec![(700, 20)], ..base.clone() });
         add(AttentionCase { dtype, rows: vec![(511, 2), (1023, 3), (0, 1), (64, 1)], ..base.clone() });
         // Query heads per KV head of 1, 2 and 3; heads that end within a vector.
         for (heads, kv_heads, head_dim) in [(9, 3, 64), (4, 2, 128), (2, 2, 24), (2, 1, 20)] {

@@ -16,28 +16,14 @@ use crate::layout::{GROUP, PANEL, fragment_of};
 use crate::replay::{Grid, When};
 use crate::table;
 use crate::tuning::LinearTile;
-use crate::weights::Matrix;
+use crate::weights::{Matrix, Piece};
 
 impl<'a> Lowering<'a, '_> {
     pub(super) fn linear(&mut self, x: Slot, parts: &[LinearPart], out: Slot) -> Result<(), DeviceError> {
-        let (memory, weights) = (self.target.memory, self.target.weights);
-        let in_features = self.width(x);
-        if !in_features.is_multiple_of(GROUP as u32) {
-            return Err(DeviceError::Failed(format!(
-                "{}: in_features {in_features} is not a multiple of {GROUP}, as the wgpu backend needs",
-                self.what
-            )));
-        }
         let mut first_column = 0;
-        for (matrix, bias) in self.matrices(parts)? {
+        for (matrix, bias) in self.matrices(x, parts)? {
             for piece in &matrix.pieces {
-                let bindings = table::linear::Bindings {
-                    x: memory.slot(x),
-                    codes: weights.range(piece.codes),
-                    side: weights.range(piece.side),
-                    bias: bias.map_or(whole(&memory.unused), |bias| bias.after(4 * u64::from(piece.first_row))),
-                    out: memory.slot(out),
-                };
+                let bindings = self.linear_bindings((x, out), piece, bias);
                 let params = table::linear::Params {
                     groups: matrix.groups,
                     rows: piece.num_rows,
@@ -55,25 +41,44 @@ impl<'a> Lowering<'a, '_> {
     /// Gates and ups in one dispatch, where they lie behind each other in whole panels; says whether they do.
     pub(super) fn gated_linear(&mut self, x: Slot, parts: &[LinearPart], out: Slot) -> Result<bool, DeviceError> {
         let rows = self.width(out);
-        let matrices = self.matrices(parts)?;
+        let matrices = self.matrices(x, parts)?;
         let [(Matrix { format, groups, pieces, .. }, None)] = matrices.as_slice() else { return Ok(false) };
         let [piece] = pieces.as_slice() else { return Ok(false) };
-        let memory = self.target.memory;
-        let bindings = table::linear::Bindings {
-            x: memory.slot(x),
-            codes: self.target.weights.range(piece.codes),
-            side: self.target.weights.range(piece.side),
-            bias: whole(&memory.unused),
-            out: memory.slot(out),
-        };
+        let bindings = self.linear_bindings((x, out), piece, None);
         let params = table::linear::Params { groups: *groups, rows, out_stride: rows, out_column: 0, has_bias: 0 };
         self.linear_tiles(bindings, params, (*format, true), self.rows(x))?;
         Ok(true)
     }
 
-    /// The matrices of a linear with their biases; such as lie behind each other (q, k and v, gate and up) become one.
-    fn matrices(&self, parts: &[LinearPart]) -> Result<Vec<(Matrix, Option<Range<'a>>)>, DeviceError> {
-        let weights = self.target.weights;
+    /// The buffers of one piece of a matrix.
+    fn linear_bindings(
+        &self,
+        (x, out): (Slot, Slot),
+        piece: &Piece,
+        bias: Option<Range<'a>>,
+    ) -> table::linear::Bindings<'a> {
+        let (memory, weights) = (self.target.memory, self.target.weights);
+        table::linear::Bindings {
+            x: memory.slot(x),
+            codes: weights.range(piece.codes),
+            side: weights.range(piece.side),
+            bias: bias.map_or(whole(&memory.unused), |bias| bias.after(4 * u64::from(piece.first_row))),
+            out: memory.slot(out),
+        }
+    }
+
+    /// The matrices of a linear of `x` with their biases; such as lie behind each other (q, k and v, gate and up) become one.
+    ///
+    /// # Errors
+    /// Rows that end within a group: those of `x` have no room for its rest.
+    fn matrices(&self, x: Slot, parts: &[LinearPart]) -> Result<Vec<(Matrix, Option<Range<'a>>)>, DeviceError> {
+        let (weights, in_features) = (self.target.weights, self.width(x));
+        if !in_features.is_multiple_of(GROUP as u32) {
+            return Err(DeviceError::Failed(format!(
+                "{}: in_features {in_features} is not a multiple of {GROUP}, as the wgpu backend needs",
+                self.what
+            )));
+        }
         let mut all: Vec<(Matrix, Option<Range<'a>>)> = Vec::new();
         for part in parts {
             let matrix = weights.matrix_of(part.weight)?;

@@ -17,6 +17,9 @@ use crate::tuning::{DeviceClass, LinearTile, Tuning};
 const FORMAT: u32 = 1;
 /// Elements that a lane of a linear may sum at a time: more spill registers everywhere, and compile for minutes.
 const MAX_TILE: u32 = 64;
+/// Blocks of rows that a workgroup of a linear takes: more leave no work for the others, and walk longer than some drivers let
+/// a loop run.
+pub(crate) const MAX_NORM_BLOCKS: u32 = 8;
 /// Lanes or items of anything: more than any device's workgroup.
 const MAX_LANES: u32 = 1024;
 
@@ -142,6 +145,7 @@ impl Tuning {
                 ));
             }
             within(&format!("linear from_tokens {from_tokens}: rows * tokens"), rows * tokens, 1, MAX_TILE)?;
+            within(&format!("linear from_tokens {from_tokens}: norm_blocks"), tile.norm_blocks, 0, MAX_NORM_BLOCKS)?;
         }
         let tile = &self.attention;
         within("attention: split", tile.split, 1, 1 << 20)?;

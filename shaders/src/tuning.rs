@@ -97,6 +97,9 @@ pub struct LinearTile {
     pub token_lanes: u32,
     /// Whether the slices of `in_features` have lanes of their own.
     pub split_lanes: bool,
+    /// Where a norm comes first: blocks of `lanes * rows` rows that a workgroup takes after it has normed its tokens' rows itself,
+    /// where that keeps the order of sums. 0: a dispatch before norms them.
+    pub norm_blocks: u32,
 }
 
 /// The shape of `attention.wgsl`.
@@ -124,10 +127,10 @@ static CPU: Tuning = Tuning {
     dear_loads: true,
     splits: 1,
     linear: Cow::Borrowed(&[
-        LinearTile { from_tokens: 1, rows: 8, tokens: 1, lanes: 8, token_lanes: 1, split_lanes: false },
-        LinearTile { from_tokens: 2, rows: 8, tokens: 2, lanes: 8, token_lanes: 1, split_lanes: false },
+        LinearTile { from_tokens: 1, rows: 8, tokens: 1, lanes: 8, token_lanes: 1, split_lanes: false, norm_blocks: 2 },
+        LinearTile { from_tokens: 2, rows: 8, tokens: 2, lanes: 8, token_lanes: 1, split_lanes: false, norm_blocks: 2 },
         // A tile of 8 tokens is no faster and takes the driver 15 times as long to compile.
-        LinearTile { from_tokens: 3, rows: 8, tokens: 4, lanes: 8, token_lanes: 1, split_lanes: false },
+        LinearTile { from_tokens: 3, rows: 8, tokens: 4, lanes: 8, token_lanes: 1, split_lanes: false, norm_blocks: 0 },
     ]),
     attention: AttentionTile { split: 64, items: 8, parts: 1, max_values: 192, max_split_tokens: 16 },
 };
@@ -140,10 +143,18 @@ static GPU: Tuning = Tuning {
     dear_loads: false,
     splits: 4,
     linear: Cow::Borrowed(&[
-        LinearTile { from_tokens: 1, rows: 1, tokens: 1, lanes: 32, token_lanes: 1, split_lanes: true },
-        LinearTile { from_tokens: 2, rows: 1, tokens: 2, lanes: 32, token_lanes: 1, split_lanes: true },
-        LinearTile { from_tokens: 3, rows: 1, tokens: 4, lanes: 32, token_lanes: 1, split_lanes: true },
-        LinearTile { from_tokens: 9, rows: 4, tokens: 4, lanes: 16, token_lanes: 8, split_lanes: false },
+        LinearTile { from_tokens: 1, rows: 1, tokens: 1, lanes: 32, token_lanes: 1, split_lanes: true, norm_blocks: 0 },
+        LinearTile { from_tokens: 2, rows: 1, tokens: 2, lanes: 32, token_lanes: 1, split_lanes: true, norm_blocks: 0 },
+        LinearTile { from_tokens: 3, rows: 1, tokens: 4, lanes: 32, token_lanes: 1, split_lanes: true, norm_blocks: 0 },
+        LinearTile {
+            from_tokens: 9,
+            rows: 4,
+            tokens: 4,
+            lanes: 16,
+            token_lanes: 8,
+            split_lanes: false,
+            norm_blocks: 0,
+        },
     ]),
     attention: AttentionTile { split: 256, items: 1, parts: 32, max_values: 1, max_split_tokens: 16 },
 };
@@ -156,8 +167,24 @@ static PLAIN: Tuning = Tuning {
     dear_loads: false,
     splits: 1,
     linear: Cow::Borrowed(&[
-        LinearTile { from_tokens: 1, rows: 1, tokens: 1, lanes: 64, token_lanes: 1, split_lanes: false },
-        LinearTile { from_tokens: 2, rows: 2, tokens: 4, lanes: 32, token_lanes: 2, split_lanes: false },
+        LinearTile {
+            from_tokens: 1,
+            rows: 1,
+            tokens: 1,
+            lanes: 64,
+            token_lanes: 1,
+            split_lanes: false,
+            norm_blocks: 0,
+        },
+        LinearTile {
+            from_tokens: 2,
+            rows: 2,
+            tokens: 4,
+            lanes: 32,
+            token_lanes: 2,
+            split_lanes: false,
+            norm_blocks: 0,
+        },
     ]),
     attention: AttentionTile { split: 256, items: 64, parts: 1, max_values: 1, max_split_tokens: 16 },
 };

@@ -18,6 +18,7 @@ struct Params { width: u32, shares: u32, window: f32 }
 @group(0) @binding(5) var<storage, read_write> samples: array<u32>;
 
 const LANES: u32 = 64u; //!set lanes per row, a power of two of at most 128
+const REDUCE_LANES: u32 = LANES;
 
 const WORDS: u32 = 69u;
 const MAX_CONTENDERS: u32 = 8u;

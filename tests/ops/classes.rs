@@ -27,6 +27,9 @@ fn backend_of(class: DeviceClass, batch_invariant: BatchInvariant) -> Option<Mak
     gpu::device(GpuOptions { class: Some(class), batch_invariant, ..GpuOptions::default() }).map(on)
 }
 
+/// One format of each kind.
+const FEW_FORMATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::Q8_0, WeightFormat::Q4K];
+
 /// Cases with every op and format, each shape of a linear, and attention by whole rows, by splits, and with heads too wide
 /// for the table's number of lanes.
 fn selection(class: DeviceClass) -> Vec<Case> {
@@ -37,10 +40,9 @@ fn selection(class: DeviceClass) -> Vec<Case> {
             1 => parts[0].out_features == 37 && (*tokens == 16 || tiles.iter().any(|tile| tile.from_tokens == *tokens)),
             _ => *tokens == 17,
         },
-        CaseOp::GatedLinear { part, .. } => part.out_features.is_multiple_of(64) && !part.bias,
+        CaseOp::FusedLinear(case) => FEW_FORMATS.contains(&case.parts[0].format),
         CaseOp::RmsNorm { width, .. }
         | CaseOp::Add { width, .. }
-        | CaseOp::AddRmsNorm { width, .. }
         | CaseOp::GatedActivation { width, .. }
         | CaseOp::CheckFinite { width, .. }
         | CaseOp::SelectRows { width, .. } => [40, 1536].contains(width),
@@ -126,7 +128,7 @@ fn attention_is_the_same_in_chunks(make: &MakeBackend, class: DeviceClass) {
 /// On whatever size of a subgroup the driver has: sums over its lanes, and inputs of linears that its lanes hand round.
 #[test]
 fn what_lanes_of_a_subgroup_share_agrees() {
-    let is_norm = |case: &Case| matches!(case.op, CaseOp::RmsNorm { .. } | CaseOp::AddRmsNorm { .. });
+    let is_norm = |case: &Case| matches!(case.op, CaseOp::RmsNorm { .. });
     let is_linear = |case: &Case| matches!(&case.op, CaseOp::Linear { parts, tokens: 1 | 4, .. } if parts.len() > 1);
     for class in DeviceClass::ALL {
         let (sums, inputs) = (class.tuning().subgroups, class.tuning().dear_loads);
@@ -159,30 +161,31 @@ fn what_lanes_share_agrees_for_every_size_of_a_subgroup() {
 }
 
 /// A table that nobody would write, of shapes that are all legal: sizes that are no powers of two, tiles of many rows, of many
-/// tokens and of neither, more slices than groups, splits of an odd length.
+/// tokens and of neither, more slices than groups, splits of an odd length, norms by some of the tiles.
 fn odd() -> Tuning {
-    let tile = |from_tokens, (rows, lanes), (tokens, token_lanes), split_lanes| LinearTile {
+    let tile = |from_tokens, (rows, lanes), (tokens, token_lanes), split_lanes, norm_blocks| LinearTile {
         from_tokens,
         rows,
         tokens,
         lanes,
         token_lanes,
         split_lanes,
+        norm_blocks,
     };
     let linear = vec![
-        tile(1, (1, 1), (1, 1), true),
-        tile(2, (16, 4), (2, 1), false),
-        tile(3, (2, 2), (1, 16), false),
-        tile(5, (1, 16), (8, 2), true),
-        tile(16, (4, 1), (4, 16), false),
+        tile(1, (1, 1), (1, 1), true, 5),
+        tile(2, (16, 4), (2, 1), false, 3),
+        tile(3, (2, 2), (1, 16), false, 0),
+        tile(5, (1, 16), (8, 2), true, 0),
+        tile(16, (4, 1), (4, 16), false, 1),
     ];
     let attention = AttentionTile { split: 37, items: 3, parts: 5, max_values: 100, max_split_tokens: 3 };
     Tuning {
         flat_lanes: 7,
-        row_lanes: 1,
-        subgroups: true,
+        row_lanes: 4,
+        subgroups: false,
         dear_loads: true,
-        splits: 3,
+        splits: 4,
         linear: linear.into(),
         attention,
     }
@@ -196,11 +199,10 @@ fn odd_measured_shapes_agree_with_the_reference() {
     let device = gpu::device(GpuOptions { tuning: Some(table), ..GpuOptions::default() }).expect("as before");
     assert_eq!(device.tuning(), &odd());
     let class = own.adapter().class;
-    // One format of each kind, and every tile in one of them.
-    let formats = [WeightFormat::F32, WeightFormat::Q8_0, WeightFormat::Q4K];
+    // And every tile in one format.
     let is_chosen = |case: &Case| match &case.op {
-        CaseOp::Linear { parts, .. } => parts.iter().all(|part| formats.contains(&part.format)),
-        CaseOp::Embed { format, .. } => formats.contains(format),
+        CaseOp::Linear { parts, .. } => parts.iter().all(|part| FEW_FORMATS.contains(&part.format)),
+        CaseOp::Embed { format, .. } => FEW_FORMATS.contains(format),
         _ => true,
     };
     let is_tile = |case: &Case| match &case.op {

@@ -10,8 +10,8 @@ use super::{Model, ModelInfo};
 use crate::error::LoadError;
 use crate::ids::{Layer, Slot, WeightId};
 use crate::program::{
-    Activation, KvDtype, LinearPart, Op, Plane, Program, RopePairing, RowDim, SlotInfo, StateSpec, View, WeightInfo,
-    check::check,
+    Activation, FusedNorm, KvDtype, LinearEnd, LinearPart, Op, Plane, Program, RopePairing, RowDim, SlotInfo,
+    StateSpec, View, WeightInfo, check::check,
 };
 use crate::weights::{Checkpoint, Container, HostTensor, WeightFormat};
 
@@ -71,18 +71,9 @@ pub(super) fn decoder(
     let inv_freq = builder.inv_freq(config)?;
     let residual = builder.slot("residual", RowDim::Tokens, config.hidden);
     builder.push(Op::Embed { table, out: residual });
-    let mut x = builder.slot("l0.attn_in", RowDim::Tokens, config.hidden);
-    let weight = builder.weight("layers.0.attn.norm", &[config.hidden])?;
-    builder.push(Op::RmsNorm { x: residual, weight, eps: config.rms_eps, out: x });
     for i in 0..config.num_layers {
-        let attention = builder.attention(i, x, Attention { config, spec, inv_freq, kv_dtype })?;
-        let mlp_in = builder.add_norm(residual, attention, &format!("layers.{i}.mlp.norm"), config)?;
-        let mlp = builder.mlp(i, mlp_in, config)?;
-        if i + 1 < config.num_layers {
-            x = builder.add_norm(residual, mlp, &format!("layers.{}.attn.norm", i + 1), config)?;
-        } else {
-            builder.push(Op::Add { residual, x: mlp });
-        }
+        builder.attention(i, residual, Attention { config, spec, inv_freq, kv_dtype })?;
+        builder.mlp(i, residual, config)?;
     }
     builder.head(residual, table, vocab, config)?;
     builder.finish(vocab, config, spec)
@@ -208,39 +199,35 @@ impl<'a> Builder<'a> {
         Ok(LinearPart { weight, bias: bias.transpose()? })
     }
 
-    fn linear(&mut self, x: Slot, out: &str, parts: &[Part<'_>]) -> Result<Slot, LoadError> {
-        let SlotInfo { rows, width: in_features, .. } = self.program.slots[x.index()];
-        let bound = parts.iter().map(|part| self.part(part, in_features)).collect::<Result<_, _>>()?;
-        let out = self.slot(out, rows, parts.iter().map(|part| part.out_features).sum());
-        self.push(Op::Linear { x, parts: bound, out });
-        Ok(out)
+    /// The norm that a block begins with, for the linear that reads it.
+    fn norm(&mut self, house: &str, normed: &str, config: &DecoderConfig) -> Result<FusedNorm, LoadError> {
+        let weight = self.weight(house, &[config.hidden])?;
+        Ok(FusedNorm { weight, eps: config.rms_eps, normed: self.slot(normed, RowDim::Tokens, config.hidden) })
     }
 
-    /// `residual += x`, then the norm of it in a new slot.
-    fn add_norm(&mut self, residual: Slot, x: Slot, norm: &str, config: &DecoderConfig) -> Result<Slot, LoadError> {
-        let weight = self.weight(norm, &[config.hidden])?;
-        let name = norm.replace("layers.", "l").replace(".attn.norm", ".attn_in").replace(".mlp.norm", ".mlp_in");
-        let out = self.slot(&name, RowDim::Tokens, config.hidden);
-        self.push(Op::AddRmsNorm { residual, x, weight, eps: config.rms_eps, out });
-        Ok(out)
+    /// `residual += x · partᵀ`, as a block ends.
+    fn add_linear(&mut self, residual: Slot, x: Slot, product: &str, part: &Part<'_>) -> Result<(), LoadError> {
+        let part = self.part(part, self.program.slots[x.index()].width)?;
+        let SlotInfo { rows, width, .. } = self.program.slots[residual.index()];
+        let end = LinearEnd::Add { product: self.slot(product, rows, width) };
+        self.push(Op::FusedLinear { x, norm: None, parts: vec![part], end, out: residual });
+        Ok(())
     }
 
-    /// q, k and v in one slot, RoPE over q and k as neighbours with the store, attend, project.
-    fn attention(&mut self, i: u32, x: Slot, block: Attention<'_>) -> Result<Slot, LoadError> {
+    /// Norm, q, k and v in one slot, RoPE over q and k as neighbours with the store, attend, project, add.
+    fn attention(&mut self, i: u32, residual: Slot, block: Attention<'_>) -> Result<(), LoadError> {
         let Attention { config, spec, inv_freq, kv_dtype } = block;
         let DecoderConfig { heads, kv_heads, head_dim, .. } = *config;
         let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
         let house = |name: &str| format!("layers.{i}.attn.{name}");
         let bias = config.attention_bias;
-        let qkv = self.linear(
-            x,
-            &format!("l{i}.qkv"),
-            &[
-                Part { name: &house("q"), out_features: q_width, bias },
-                Part { name: &house("k"), out_features: kv_width, bias },
-                Part { name: &house("v"), out_features: kv_width, bias },
-            ],
-        )?;
+        let norm = self.norm(&house("norm"), &format!("l{i}.attn_in"), config)?;
+        let mut parts = Vec::new();
+        for (name, out_features) in [("q", q_width), ("k", kv_width), ("v", kv_width)] {
+            parts.push(self.part(&Part { name: &house(name), out_features, bias }, config.hidden)?);
+        }
+        let qkv = self.slot(&format!("l{i}.qkv"), RowDim::Tokens, q_width + 2 * kv_width);
+        self.push(Op::FusedLinear { x: residual, norm: Some(norm), parts, end: LinearEnd::Store, out: qkv });
         let view = |offset, width| View { slot: qkv, offset, width };
         let (q, k, v) = (view(0, q_width), view(q_width, kv_width), view(q_width + kv_width, kv_width));
         if spec.qk_norm {
@@ -259,22 +246,25 @@ impl<'a> Builder<'a> {
         let (window, soft_cap, sinks) = (None, None, None);
         self.push(Op::Attention { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out });
         let part = Part { name: &house("o"), out_features: config.hidden, bias };
-        self.linear(out, &format!("l{i}.attn_out"), &[part])
+        self.add_linear(residual, out, &format!("l{i}.attn_out"), &part)
     }
 
-    fn mlp(&mut self, i: u32, x: Slot, config: &DecoderConfig) -> Result<Slot, LoadError> {
+    fn mlp(&mut self, i: u32, residual: Slot, config: &DecoderConfig) -> Result<(), LoadError> {
         let house = |name: &str| format!("layers.{i}.mlp.{name}");
         let (n, bias) = (config.intermediate, config.mlp_bias);
+        let norm = self.norm(&house("norm"), &format!("l{i}.mlp_in"), config)?;
         let gate = self.part(&Part { name: &house("gate"), out_features: n, bias }, config.hidden)?;
         let up = self.part(&Part { name: &house("up"), out_features: n, bias }, config.hidden)?;
-        let both = self.slot(&format!("l{i}.gate_up"), RowDim::Tokens, 2 * n);
+        let product = self.slot(&format!("l{i}.gate_up"), RowDim::Tokens, 2 * n);
         let gated = self.slot(&format!("l{i}.gated"), RowDim::Tokens, n);
-        self.push(Op::GatedLinear { x, gate, up, activation: Activation::Silu, both, out: gated });
+        let end = LinearEnd::Gate { activation: Activation::Silu, product };
+        self.push(Op::FusedLinear { x: residual, norm: Some(norm), parts: vec![gate, up], end, out: gated });
         let part = Part { name: &house("down"), out_features: config.hidden, bias };
-        self.linear(gated, &format!("l{i}.mlp_out"), &[part])
+        self.add_linear(residual, gated, &format!("l{i}.mlp_out"), &part)
     }
 
-    /// Final norm and vocabulary projection of the chosen rows, and the draw.
+    /// Final norm and vocabulary projection of the chosen rows, and the draw. A vocabulary has so many rows that every
+    /// workgroup's norm of its own would cost more than a dispatch.
     fn head(&mut self, residual: Slot, table: WeightId, vocab: u32, config: &DecoderConfig) -> Result<(), LoadError> {
         self.push(Op::CheckFinite { x: residual });
         let last = self.slot("last", RowDim::LogitRows, config.hidden);

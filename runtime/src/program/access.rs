@@ -3,7 +3,7 @@
 //! Invariant: the matches are exhaustive, so that a new op must answer. Read by `check` (order of writes), `memory`
 //! (live ranges, lanes) and by backends that bind buffers.
 
-use super::{LinearPart, Op, Slot};
+use super::{LinearEnd, LinearPart, Op, Slot};
 use crate::ids::{Layer, WeightId};
 
 /// One slot that an op touches.
@@ -41,14 +41,13 @@ impl Op {
             Self::RmsNorm { .. } => "RmsNorm",
             Self::NormHeads { .. } => "NormHeads",
             Self::Add { .. } => "Add",
-            Self::AddRmsNorm { .. } => "AddRmsNorm",
             Self::Linear { .. } => "Linear",
             Self::Rope { .. } => "Rope",
             Self::StoreKv { .. } => "StoreKv",
             Self::RopeStoreKv { .. } => "RopeStoreKv",
             Self::Attention { .. } => "Attention",
             Self::GatedActivation { .. } => "GatedActivation",
-            Self::GatedLinear { .. } => "GatedLinear",
+            Self::FusedLinear { .. } => "FusedLinear",
             Self::CheckFinite { .. } => "CheckFinite",
             Self::SelectRows { .. } => "SelectRows",
             Self::Sample { .. } => "Sample",
@@ -69,12 +68,15 @@ impl Op {
             Self::Attention { q, out, .. } => vec![read(q.slot), write(out)],
             Self::NormHeads { x, .. } | Self::Rope { x, .. } => vec![change(x.slot)],
             Self::Add { residual, x } => vec![read(x), change(residual)],
-            Self::AddRmsNorm { residual, x, out, .. } => vec![read(x), change(residual), write(out)],
             Self::StoreKv { k, v, .. } if k.slot == v.slot => vec![read(k.slot)],
             Self::StoreKv { k, v, .. } => vec![read(k.slot), read(v.slot)],
             Self::RopeStoreKv { x, v, .. } if x.slot == v.slot => vec![change(x.slot)],
             Self::RopeStoreKv { x, v, .. } => vec![read(v.slot), change(x.slot)],
-            Self::GatedLinear { x, both, out, .. } => vec![read(x), write(both), write(out)],
+            Self::FusedLinear { x, norm, ref end, out, .. } => {
+                let out = if matches!(end, LinearEnd::Add { .. }) { change(out) } else { write(out) };
+                let room = norm.map(|norm| norm.normed).into_iter().chain(end.product());
+                [read(x), out].into_iter().chain(room.map(write)).collect()
+            }
             Self::CheckFinite { x } | Self::Sample { logits: x } => vec![read(x)],
         }
     }
@@ -85,11 +87,12 @@ impl Op {
             Self::Embed { table: weight, .. }
             | Self::RmsNorm { weight, .. }
             | Self::NormHeads { weight, .. }
-            | Self::AddRmsNorm { weight, .. }
             | Self::Rope { inv_freq: weight, .. }
             | Self::RopeStoreKv { inv_freq: weight, .. } => vec![*weight],
             Self::Linear { parts, .. } => of_parts(parts),
-            Self::GatedLinear { gate, up, .. } => of_parts(&[*gate, *up]),
+            Self::FusedLinear { norm, parts, .. } => {
+                norm.iter().map(|norm| norm.weight).chain(of_parts(parts)).collect()
+            }
             Self::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Self::Add { .. }
             | Self::StoreKv { .. }
@@ -110,11 +113,10 @@ impl Op {
             | Self::RmsNorm { .. }
             | Self::NormHeads { .. }
             | Self::Add { .. }
-            | Self::AddRmsNorm { .. }
             | Self::Linear { .. }
             | Self::Rope { .. }
             | Self::GatedActivation { .. }
-            | Self::GatedLinear { .. }
+            | Self::FusedLinear { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
             | Self::Sample { .. } => None,
@@ -135,10 +137,9 @@ impl Op {
             Self::RmsNorm { .. }
             | Self::NormHeads { .. }
             | Self::Add { .. }
-            | Self::AddRmsNorm { .. }
             | Self::Linear { .. }
             | Self::GatedActivation { .. }
-            | Self::GatedLinear { .. } => false,
+            | Self::FusedLinear { .. } => false,
         }
     }
 }

@@ -55,7 +55,9 @@ pub fn check_limits(program: &Program, sizes: Sizes, caps: &Caps) -> Result<(), 
             let StateSpec::Paged { planes } = &program.states[layer.index()];
             planes.len()
         });
-        let bindings = op.accesses().len() + op.weights().len() + planes + usize::from(op.uses_inputs());
+        let bindings = |op: &Op| op.accesses().len() + op.weights().len() + planes + usize::from(op.uses_inputs());
+        // What a fused op's kernel binds is its backend's matter; all can run the expansion.
+        let bindings = op.expand().iter().map(bindings).max().unwrap_or(0);
         if bindings > caps.max_bindings as usize {
             return Err(LoadError::Limit {
                 what: at,
@@ -153,11 +155,6 @@ impl Checker<'_> {
                 self.same_shape(*x, *out)?;
                 self.vector(*weight, self.slot(*x)?.width)
             }
-            Op::AddRmsNorm { residual, x, weight, out, .. } => {
-                self.same_shape(*x, *residual)?;
-                self.same_shape(*x, *out)?;
-                self.vector(*weight, self.slot(*x)?.width)
-            }
             Op::Add { residual, x } => self.same_shape(*x, *residual),
             Op::NormHeads { x, weight, .. } => {
                 let head_dim = self.weight_shape(*weight, 1)?[0];
@@ -212,7 +209,7 @@ impl Checker<'_> {
                 let half = self.rows_of(*out, RowDim::Tokens)?;
                 self.equal(&self.slot(*x)?.name, "width", u64::from(half) * 2, width)
             }
-            Op::RopeStoreKv { .. } | Op::GatedLinear { .. } => {
+            Op::RopeStoreKv { .. } | Op::FusedLinear { .. } => {
                 self.op.expand().iter().try_for_each(|op| Checker { op, ..*self }.shapes())
             }
             Op::CheckFinite { x } => self.rows_of(*x, RowDim::Tokens).map(drop),

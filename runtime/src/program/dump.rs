@@ -4,7 +4,7 @@
 
 use std::fmt::{Display, Formatter, Result};
 
-use super::{LinearPart, Op, Program, RowDim, StateSpec, View};
+use super::{FusedNorm, LinearEnd, LinearPart, Op, Program, RowDim, StateSpec, View};
 use crate::ids::{Slot, WeightId};
 
 impl Display for Program {
@@ -51,9 +51,12 @@ impl Program {
         self.weights.get(id.index()).map_or_else(|| format!("weight {id}?"), |w| format!("{}{:?}", w.name, w.shape))
     }
 
-    fn part(&self, part: &LinearPart) -> String {
-        let bias = part.bias.map(|bias| format!(" + {}", self.weight(bias))).unwrap_or_default();
-        format!("{}{bias}", self.weight(part.weight))
+    fn parts(&self, parts: &[LinearPart]) -> String {
+        let part = |part: &LinearPart| {
+            let bias = part.bias.map(|bias| format!(" + {}", self.weight(bias))).unwrap_or_default();
+            format!("{}{bias}", self.weight(part.weight))
+        };
+        parts.iter().map(part).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -67,13 +70,8 @@ impl Display for Line<'_> {
             }
             Op::NormHeads { x, weight, eps } => write!(f, "{kind} {}, {}, eps {eps:e}", p.view(*x), p.weight(*weight)),
             Op::Add { residual, x } => write!(f, "{kind} {} += {}", p.slot(*residual), p.slot(*x)),
-            Op::AddRmsNorm { residual, x, weight, eps, out } => {
-                let (out, residual, x) = (p.slot_shape(*out), p.slot(*residual), p.slot(*x));
-                write!(f, "{out} = {kind} {residual} += {x}, {}, eps {eps:e}", p.weight(*weight))
-            }
             Op::Linear { x, parts, out } => {
-                let parts: Vec<String> = parts.iter().map(|part| p.part(part)).collect();
-                write!(f, "{} = {kind} {}, {}", p.slot_shape(*out), p.slot(*x), parts.join(", "))
+                write!(f, "{} = {kind} {}, {}", p.slot_shape(*out), p.slot(*x), p.parts(parts))
             }
             Op::Rope { x, inv_freq, pairing, head_dim } => {
                 write!(f, "{kind} {}, {}, {pairing:?}, head_dim {head_dim}", p.view(*x), p.weight(*inv_freq))
@@ -93,9 +91,21 @@ impl Display for Line<'_> {
                 let (x, v, inv_freq) = (p.view(*x), p.view(*v), p.weight(*inv_freq));
                 write!(f, "{kind} {x}, {v}, {inv_freq}, {pairing:?}, head_dim {head_dim}, state {layer}")
             }
-            Op::GatedLinear { x, gate, up, activation, both: _, out } => {
-                let (out, x) = (p.slot_shape(*out), p.slot(*x));
-                write!(f, "{out} = {kind} {x}, {activation:?} {}, {}", p.part(gate), p.part(up))
+            Op::FusedLinear { x, norm, parts, end, out } => {
+                match end {
+                    LinearEnd::Add { .. } => write!(f, "{} += {kind} ", p.slot(*out))?,
+                    LinearEnd::Store | LinearEnd::Gate { .. } => write!(f, "{} = {kind} ", p.slot_shape(*out))?,
+                }
+                match norm {
+                    Some(FusedNorm { weight, eps, normed: _ }) => {
+                        write!(f, "RmsNorm({}, {}, eps {eps:e}), ", p.slot(*x), p.weight(*weight))?;
+                    }
+                    None => write!(f, "{}, ", p.slot(*x))?,
+                }
+                if let LinearEnd::Gate { activation, product: _ } = end {
+                    write!(f, "{activation:?} ")?;
+                }
+                write!(f, "{}", p.parts(parts))
             }
             Op::CheckFinite { x } => write!(f, "{kind} {}", p.slot(*x)),
             Op::SelectRows { x, out } => write!(f, "{} = {kind} {}", p.slot_shape(*out), p.slot(*x)),

@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
     use crate::ids::WeightId;
-    use crate::program::{Activation, Op, SlotInfo};
+    use crate::program::{Activation, FusedNorm, LinearEnd, Op, SlotInfo};
 
     /// Straight-line programs: each op reads slots that exist and writes a new one, or changes one in place.
     fn programs() -> impl Strategy<Value = Program> {
@@ -160,7 +160,9 @@ mod tests {
                     1 => Op::RmsNorm { x, weight, eps, out: new_slot(&mut program, width) },
                     2 if x != residual => Op::Add { residual, x },
                     3 if x != residual => {
-                        Op::AddRmsNorm { residual, x, weight, eps, out: new_slot(&mut program, width) }
+                        let norm = Some(FusedNorm { weight, eps, normed: new_slot(&mut program, width) });
+                        let end = LinearEnd::Add { product: new_slot(&mut program, width) };
+                        Op::FusedLinear { x, norm, parts: Vec::new(), end, out: residual }
                     }
                     _ => {
                         let out = new_slot(&mut program, width);

@@ -133,6 +133,46 @@ pub struct LinearPart {
     pub bias: Option<WeightId>,
 }
 
+/// The norm of a fused linear's input, as `RmsNorm` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct FusedNorm {
+    /// `[in_features]`.
+    pub weight: WeightId,
+    /// Added under the root.
+    pub eps: f32,
+    /// `[rows, in_features]`: room for the normed rows, for backends that run the expansion.
+    pub normed: Slot,
+}
+
+/// What becomes of a fused linear's product. `product` is room for it, for backends that run the expansion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum LinearEnd {
+    /// `out = product`.
+    Store,
+    /// `out = act(product[:, :n]) * product[:, n:]`, as `GatedActivation` has it.
+    Gate {
+        /// The gate's nonlinearity.
+        activation: Activation,
+        /// `[rows, 2n]`.
+        product: Slot,
+    },
+    /// `out += product`.
+    Add {
+        /// `[rows, n]`.
+        product: Slot,
+    },
+}
+
+impl LinearEnd {
+    /// Where the expansion puts the product; none where that is the linear's output itself.
+    pub fn product(&self) -> Option<Slot> {
+        match *self {
+            Self::Store => None,
+            Self::Gate { product, .. } | Self::Add { product } => Some(product),
+        }
+    }
+}
+
 /// Where an op's grid size comes from; every cut of a program for replay or capture follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Launch {
@@ -178,19 +218,6 @@ pub enum Op {
         residual: Slot,
         /// `[rows, n]`.
         x: Slot,
-    },
-    /// Fused: `residual += x; out = rms_norm(residual)`. Expands to `Add`, `RmsNorm`.
-    AddRmsNorm {
-        /// `[rows, n]`, read and written.
-        residual: Slot,
-        /// `[rows, n]`.
-        x: Slot,
-        /// `[n]`.
-        weight: WeightId,
-        /// Added under the root.
-        eps: f32,
-        /// `[rows, n]`.
-        out: Slot,
     },
     /// `out = concat(x · partᵀ + bias, …)` along columns: q, k and v, or gate and up, share one read of `x`.
     Linear {
@@ -270,19 +297,18 @@ pub enum Op {
         /// `[tokens, n]`.
         out: Slot,
     },
-    /// Fused: `out = act(x · gateᵀ) * (x · upᵀ)`. Expands to `Linear`, `GatedActivation`.
-    GatedLinear {
-        /// `[tokens, in_features]`.
+    /// Fused: a linear with the norm of its input and what becomes of its product. Expands to `RmsNorm` where there is a
+    /// norm, `Linear`, and what `end` says.
+    FusedLinear {
+        /// `[rows, in_features]`.
         x: Slot,
-        /// `[n, in_features]`.
-        gate: LinearPart,
-        /// `[n, in_features]`.
-        up: LinearPart,
-        /// The gate's nonlinearity.
-        activation: Activation,
-        /// `[tokens, 2n]`: room for both products, for backends that run the expansion.
-        both: Slot,
-        /// `[tokens, n]`.
+        /// What is done to `x` first.
+        norm: Option<FusedNorm>,
+        /// As `Linear` has them.
+        parts: Vec<LinearPart>,
+        /// What becomes of the product.
+        end: LinearEnd,
+        /// `[rows, n]`.
         out: Slot,
     },
     /// Raises `DeviceOutput::non_finite[t]` where a row of `x` holds a NaN or an infinity.
@@ -314,13 +340,12 @@ impl Op {
             | Self::RmsNorm { .. }
             | Self::NormHeads { .. }
             | Self::Add { .. }
-            | Self::AddRmsNorm { .. }
             | Self::Linear { .. }
             | Self::Rope { .. }
             | Self::StoreKv { .. }
             | Self::RopeStoreKv { .. }
             | Self::GatedActivation { .. }
-            | Self::GatedLinear { .. }
+            | Self::FusedLinear { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
             | Self::Sample { .. } => Launch::ByBucket,
@@ -330,17 +355,27 @@ impl Op {
     /// The primitives that a fused op stands for, itself if it is one: what the reference runs.
     pub fn expand(&self) -> Vec<Op> {
         match *self {
-            Self::AddRmsNorm { residual, x, weight, eps, out } => {
-                vec![Self::Add { residual, x }, Self::RmsNorm { x: residual, weight, eps, out }]
-            }
             Self::RopeStoreKv { x, v, inv_freq, pairing, head_dim, layer } => {
                 let k = View { offset: (x.offset + x.width).saturating_sub(v.width), width: v.width, ..x };
                 vec![Self::Rope { x, inv_freq, pairing, head_dim }, Self::StoreKv { k, v, layer }]
             }
-            Self::GatedLinear { x, gate, up, activation, both, out } => vec![
-                Self::Linear { x, parts: vec![gate, up], out: both },
-                Self::GatedActivation { x: both, activation, out },
-            ],
+            Self::FusedLinear { x, norm, ref parts, end, out } => {
+                let mut ops = Vec::new();
+                let mut input = x;
+                if let Some(FusedNorm { weight, eps, normed }) = norm {
+                    ops.push(Self::RmsNorm { x, weight, eps, out: normed });
+                    input = normed;
+                }
+                ops.push(Self::Linear { x: input, parts: parts.clone(), out: end.product().unwrap_or(out) });
+                match end {
+                    LinearEnd::Store => {}
+                    LinearEnd::Gate { activation, product } => {
+                        ops.push(Self::GatedActivation { x: product, activation, out });
+                    }
+                    LinearEnd::Add { product } => ops.push(Self::Add { residual: out, x: product }),
+                }
+                ops
+            }
             _ => vec![self.clone()],
         }
     }

@@ -3,7 +3,7 @@
 //! Invariant: a case is left out only where what the kernel fixes rules it out; whether it ran is for `check` to count.
 //! Pure; called by `check`, `reload` and the command line.
 
-use runtime::backend::cases::{AttentionCase, Case, CaseOp, all_cases};
+use runtime::backend::cases::{AttentionCase, Case, CaseOp, FusedCase, FusedEnd, all_cases};
 use runtime::program::{KvDtype, RopePairing};
 
 use super::CustomKernel;
@@ -28,12 +28,12 @@ pub fn quick_cases_of(kernel: &CustomKernel) -> Vec<Case> {
 pub(super) fn meets(kernel: &str, op: &CaseOp) -> bool {
     match op {
         CaseOp::Embed { .. } => kernel == "embed",
-        CaseOp::RmsNorm { .. } | CaseOp::AddRmsNorm { .. } => kernel == "rms_norm",
+        CaseOp::RmsNorm { .. } => kernel == "rms_norm",
         CaseOp::NormHeads { .. } => kernel == "norm_heads",
         CaseOp::Add { .. } => kernel == "add",
         CaseOp::Linear { .. } => kernel == "linear",
         CaseOp::Rope { .. } => kernel == "rope",
-        CaseOp::GatedLinear { .. } => kernel == "linear",
+        CaseOp::FusedLinear(case) => kernel == "linear" || (kernel == "rms_norm" && case.norm),
         CaseOp::Attention(case) => {
             let store = if case.rope.is_some() { "rope_store_kv" } else { "store_kv" };
             [store, "attention", "attention_combine"].contains(&kernel)
@@ -52,17 +52,18 @@ pub(super) fn meets(kernel: &str, op: &CaseOp) -> bool {
 pub(crate) fn may_take(kernel: &CustomKernel, op: &CaseOp) -> bool {
     kernel.fixed().iter().all(|&(name, value)| match (name, op) {
         ("FORMAT", CaseOp::Embed { format, .. }) => fragment_of(*format) == value,
-        ("FORMAT", CaseOp::Linear { parts, .. }) => parts.iter().any(|part| fragment_of(part.format) == value),
-        ("FORMAT", CaseOp::GatedLinear { part, .. }) => fragment_of(part.format) == value,
-        ("GATED", CaseOp::Linear { .. }) => value == "false",
-        ("GATED", CaseOp::GatedLinear { .. }) => value == "true",
+        ("FORMAT", CaseOp::Linear { parts, .. } | CaseOp::FusedLinear(FusedCase { parts, .. })) => {
+            parts.iter().any(|part| fragment_of(part.format) == value)
+        }
+        ("NORM" | "GATED" | "ADD", CaseOp::Linear { .. }) => value == "false",
+        ("NORM", CaseOp::FusedLinear(case)) => (value == "true") == case.norm,
+        ("GATED", CaseOp::FusedLinear(case)) => (value == "true") == (case.end == FusedEnd::Gate),
+        ("ADD", CaseOp::FusedLinear(case)) => (value == "true") == (case.end == FusedEnd::Add),
         ("HEAD_DIM", CaseOp::Attention(case)) => case.head_dim.to_string() == value,
         ("KV", CaseOp::Attention(case)) => (value == "f16") == (case.dtype == KvDtype::F16),
         ("WINDOW", CaseOp::Attention(case)) => (value == "true") == case.window.is_some(),
         ("SOFT_CAP", CaseOp::Attention(case)) => (value == "true") == case.soft_cap.is_some(),
         ("SINKS", CaseOp::Attention(case)) => (value == "true") == case.sinks,
-        ("ADD", CaseOp::RmsNorm { .. }) => value == "false",
-        ("ADD", CaseOp::AddRmsNorm { .. }) => value == "true",
         (
             "INTERLEAVED",
             CaseOp::Rope { pairing, .. } | CaseOp::Attention(AttentionCase { rope: Some(pairing), .. }),

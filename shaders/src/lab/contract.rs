@@ -10,8 +10,9 @@ use crate::reflect::{Access, Interface};
 use crate::table::Kernel;
 
 /// Settings that say what is computed: the model decides them.
-const GIVEN: [&str; 12] = [
+const GIVEN: [&str; 13] = [
     "FORMAT",
+    "NORM",
     "GATED",
     "KV",
     "HEAD_DIM",

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use runtime::backend::cases::{AttentionCase, Case, CaseOp, FusedOutput, PartCase, SampleCase, Tolerance};
+use runtime::backend::cases::{AttentionCase, Case, CaseOp, PartCase, SampleCase, Tolerance};
 use runtime::program::{KvDtype, RopePairing};
 use runtime::sample::MAX_TOP;
 use runtime::weights::WeightFormat;
@@ -34,7 +34,7 @@ fn defaults(kernel: &str) -> &'static [(&'static str, &'static str)] {
     match kernel {
         "linear" => &[("in", "2048"), ("out", "2048"), ("tokens", "1"), ("format", "q4_1")],
         "embed" => &[("width", "2048"), ("tokens", "64"), ("format", "q4_1")],
-        "rms_norm" => &[("width", "2048"), ("tokens", "64"), ("add", "true")],
+        "rms_norm" => &[("width", "2048"), ("tokens", "64")],
         "norm_heads" | "rope" => &[("heads", "32"), ("head_dim", "64"), ("tokens", "64")],
         "attention" | "attention_combine" | "store_kv" | "rope_store_kv" => &[
             ("heads", "32"),
@@ -141,10 +141,7 @@ impl Sizes<'_> {
             "gated_activation" => (CaseOp::GatedActivation { width, tokens }, 12 * n, 20 * n),
             "check_finite" => (CaseOp::CheckFinite { width, tokens }, 4 * n, 0),
             "select_rows" => (CaseOp::SelectRows { width, tokens, logit_rows: tokens }, 8 * n, 0),
-            _ => match self.switch("add")? {
-                true => (CaseOp::AddRmsNorm { width, tokens, output: FusedOutput::Normed }, 16 * n, 5 * n),
-                false => (CaseOp::RmsNorm { width, tokens }, 8 * n, 4 * n),
-            },
+            _ => (CaseOp::RmsNorm { width, tokens }, 8 * n, 4 * n),
         })
     }
 

@@ -5,8 +5,7 @@
 
 use runtime::error::DeviceError;
 use runtime::ids::Slot;
-use runtime::program::{LinearPart, RowDim};
-use runtime::weights::WeightFormat;
+use runtime::program::{FusedNorm, LinearEnd, LinearPart};
 
 use super::Lowering;
 use super::memory::{PAD_ROWS, whole};
@@ -18,53 +17,66 @@ use crate::table;
 use crate::tuning::LinearTile;
 use crate::weights::{Matrix, Piece};
 
+/// A linear, fused or not, as `Op::FusedLinear` has it.
+pub(super) struct Linear<'p> {
+    pub(super) x: Slot,
+    pub(super) norm: Option<FusedNorm>,
+    pub(super) parts: &'p [LinearPart],
+    pub(super) end: LinearEnd,
+    pub(super) out: Slot,
+}
+
+impl Linear<'_> {
+    fn is_gated(&self) -> bool {
+        matches!(self.end, LinearEnd::Gate { .. })
+    }
+}
+
+/// Rows of one matrix, or of one piece of it.
+struct Rows<'m, 'a> {
+    matrix: &'m Matrix,
+    piece: &'m Piece,
+    bias: Option<Range<'a>>,
+    /// Rows of the output, and the column of the first.
+    num_rows: u32,
+    column: u32,
+}
+
 impl<'a> Lowering<'a, '_> {
-    pub(super) fn linear(&mut self, x: Slot, parts: &[LinearPart], out: Slot) -> Result<(), DeviceError> {
-        let mut first_column = 0;
-        for (matrix, bias) in self.matrices(x, parts)? {
-            for piece in &matrix.pieces {
-                let bindings = self.linear_bindings((x, out), piece, bias);
-                let params = table::linear::Params {
-                    groups: matrix.groups,
-                    rows: piece.num_rows,
-                    out_stride: self.width(out),
-                    out_column: first_column + piece.first_row,
-                    has_bias: u32::from(bias.is_some()),
-                };
-                self.linear_tiles(bindings, params, (matrix.format, false), self.rows(x))?;
+    pub(super) fn linear(&mut self, linear: &Linear<'_>) -> Result<(), DeviceError> {
+        if let Some(FusedNorm { weight, eps, normed }) = linear.norm {
+            let tiles = self.tiles()?;
+            if let Some(tile) = tiles.iter().find(|tile| !self.norms_itself(tile)) {
+                let when = When::RowsBetween(self.rows(linear.x), tile.from_tokens, u32::MAX);
+                self.rms_norm(linear.x, (weight, eps), normed, when)?;
             }
-            first_column += matrix.rows;
+        }
+        let mut column = 0;
+        for (matrix, bias) in self.matrices(linear.x, linear.parts)? {
+            for piece in &matrix.pieces {
+                let num_rows = if linear.is_gated() { self.width(linear.out) } else { piece.num_rows };
+                let rows = Rows { matrix: &matrix, piece, bias, num_rows, column: column + piece.first_row };
+                self.linear_tiles(linear, &rows)?;
+            }
+            column += matrix.rows;
         }
         Ok(())
     }
 
-    /// Gates and ups in one dispatch, where they lie behind each other in whole panels; says whether they do.
-    pub(super) fn gated_linear(&mut self, x: Slot, parts: &[LinearPart], out: Slot) -> Result<bool, DeviceError> {
-        let rows = self.width(out);
-        let matrices = self.matrices(x, parts)?;
-        let [(Matrix { format, groups, pieces, .. }, None)] = matrices.as_slice() else { return Ok(false) };
-        let [piece] = pieces.as_slice() else { return Ok(false) };
-        let bindings = self.linear_bindings((x, out), piece, None);
-        let params = table::linear::Params { groups: *groups, rows, out_stride: rows, out_column: 0, has_bias: 0 };
-        self.linear_tiles(bindings, params, (*format, true), self.rows(x))?;
-        Ok(true)
+    /// Whether the kernel takes a linear with its norm and end: gates and ups lie behind each other in whole panels.
+    pub(super) fn takes(&self, linear: &Linear<'_>) -> Result<bool, DeviceError> {
+        let matrices = self.matrices(linear.x, linear.parts)?;
+        let is_one = matches!(matrices.as_slice(), [(matrix, None)] if matrix.pieces.len() == 1);
+        Ok(is_one || !linear.is_gated())
     }
 
-    /// The buffers of one piece of a matrix.
-    fn linear_bindings(
-        &self,
-        (x, out): (Slot, Slot),
-        piece: &Piece,
-        bias: Option<Range<'a>>,
-    ) -> table::linear::Bindings<'a> {
-        let (memory, weights) = (self.target.memory, self.target.weights);
-        table::linear::Bindings {
-            x: memory.slot(x),
-            codes: weights.range(piece.codes),
-            side: weights.range(piece.side),
-            bias: bias.map_or(whole(&memory.unused), |bias| bias.after(4 * u64::from(piece.first_row))),
-            out: memory.slot(out),
-        }
+    /// Whether a tile of a linear norms its tokens' rows itself, with the bits that `rms_norm` has.
+    fn norms_itself(&self, tile: &LinearTile) -> bool {
+        let slices = if tile.split_lanes { self.tuning("linear").splits } else { 1 };
+        let lanes = if self.input_fragment(tile) == "shared" { 8 } else { tile.lanes * slices };
+        let same_order = lanes == self.tuning("rms_norm").row_lanes && !self.norms_by_subgroups();
+        let can = lanes.is_power_of_two() && tile.token_lanes == 1;
+        tile.norm_blocks > 0 && can && (same_order || !self.target.gpu.batch_invariant())
     }
 
     /// The matrices of a linear of `x` with their biases; such as lie behind each other (q, k and v, gate and up) become one.
@@ -96,37 +108,62 @@ impl<'a> Lowering<'a, '_> {
     }
 
     /// One dispatch for each shape of the table; a step runs the one that fits its number of tokens.
-    fn linear_tiles(
-        &mut self,
-        bindings: table::linear::Bindings<'a>,
-        params: table::linear::Params,
-        (format, is_gated): (WeightFormat, bool),
-        rows: RowDim,
-    ) -> Result<(), DeviceError> {
-        let tuning = self.tuning("linear");
-        for (i, tile) in tuning.linear.iter().enumerate() {
-            let tile = &self.linear_tile(tile)?;
-            let to = tuning.linear.get(i + 1).map_or(u32::MAX, |next| next.from_tokens - 1);
-            // Slices that lanes share cost nothing; a single lane walks them for the sake of equal bits only.
-            let keep_splits = tile.split_lanes || self.target.gpu.batch_invariant();
-            let splits = if keep_splits { tuning.splits } else { 1 };
-            let settings = Settings::new()
-                .with("FORMAT", fragment_of(format))
-                .with("GATED", is_gated)
-                .with("LOAD", self.load_fragment(tile))
-                .with("INPUT", self.input_fragment(tile))
-                .with("ROWS", tile.rows)
-                .with("TOKENS", tile.tokens)
-                .with("LANES", tile.lanes)
-                .with("TOKEN_LANES", tile.token_lanes)
-                .with("SPLITS", splits)
-                .with("SPLIT_LANES", if tile.split_lanes { splits } else { 1 });
-            let panels = params.rows.div_ceil(PANEL as u32);
-            let x = panels * (PANEL as u32 / (tile.lanes * tile.rows));
+    fn linear_tiles(&mut self, linear: &Linear<'_>, rows: &Rows<'_, 'a>) -> Result<(), DeviceError> {
+        let (memory, weights, tiles) = (self.target.memory, self.target.weights, self.tiles()?);
+        let params = table::linear::Params {
+            groups: rows.matrix.groups,
+            rows: rows.num_rows,
+            out_stride: self.width(linear.out),
+            out_column: rows.column,
+            has_bias: u32::from(rows.bias.is_some()),
+            blocks: 1,
+            eps: linear.norm.map_or(0.0, |norm| norm.eps),
+        };
+        for (i, tile) in tiles.iter().enumerate() {
+            let norm = linear.norm.filter(|_| self.norms_itself(tile));
+            let bindings = table::linear::Bindings {
+                x: memory.slot(linear.norm.map_or(linear.x, |unfused| norm.map_or(unfused.normed, |_| linear.x))),
+                codes: weights.range(rows.piece.codes),
+                side: weights.range(rows.piece.side),
+                bias: rows.bias.map_or(whole(&memory.unused), |bias| bias.after(4 * u64::from(rows.piece.first_row))),
+                norm: norm.map_or(Ok(whole(&memory.unused)), |norm| weights.vector_of(norm.weight))?,
+                out: memory.slot(linear.out),
+            };
+            let to = tiles.get(i + 1).map_or(u32::MAX, |next| next.from_tokens - 1);
+            let settings = self
+                .tile_settings(tile)
+                .with("FORMAT", fragment_of(rows.matrix.format))
+                .with("NORM", norm.is_some())
+                .with("GATED", linear.is_gated())
+                .with("ADD", matches!(linear.end, LinearEnd::Add { .. }));
+            let blocks = if norm.is_some() { tile.norm_blocks } else { 1 };
+            let params = table::linear::Params { blocks, ..params };
+            let x = params.rows.div_ceil(tile.lanes * tile.rows).div_ceil(blocks);
             let grid = Grid::PerTile { x, tokens: tile.tokens * tile.token_lanes };
-            self.dispatch(bindings, params, settings, When::RowsBetween(rows, tile.from_tokens, to), grid);
+            let when = When::RowsBetween(self.rows(linear.x), tile.from_tokens, to);
+            self.dispatch(bindings, params, settings, when, grid);
         }
         Ok(())
+    }
+
+    /// The shapes, with what a user's kernel fixes of them.
+    fn tiles(&self) -> Result<Vec<LinearTile>, DeviceError> {
+        self.tuning("linear").linear.iter().map(|tile| self.linear_tile(tile)).collect()
+    }
+
+    fn tile_settings(&self, tile: &LinearTile) -> Settings {
+        // Slices that lanes share cost nothing; a single lane walks them for the sake of equal bits only.
+        let keep_splits = tile.split_lanes || self.target.gpu.batch_invariant();
+        let splits = if keep_splits { self.tuning("linear").splits } else { 1 };
+        Settings::new()
+            .with("LOAD", self.load_fragment(tile))
+            .with("INPUT", self.input_fragment(tile))
+            .with("ROWS", tile.rows)
+            .with("TOKENS", tile.tokens)
+            .with("LANES", tile.lanes)
+            .with("TOKEN_LANES", tile.token_lanes)
+            .with("SPLITS", splits)
+            .with("SPLIT_LANES", if tile.split_lanes { splits } else { 1 })
     }
 
     /// How a lane loads its rows.

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use runtime::backend::InputLayout;
 use runtime::error::DeviceError;
 use runtime::ids::Slot;
-use runtime::program::{Op, Program, RowDim};
+use runtime::program::{LinearEnd, Op, Program, RowDim};
 
 use crate::compose::Settings;
 use crate::device::Gpu;
@@ -26,6 +26,7 @@ use crate::table::Bind;
 use crate::tuning::{DeviceClass, Tuning};
 use crate::weights::Weights;
 use attention::AttentionOp;
+use linear::Linear;
 pub(crate) use memory::{Memory, PAD_ROWS, split_len};
 
 /// What a program is lowered with.
@@ -72,11 +73,12 @@ impl<'a> Lowering<'a, '_> {
     fn op(&mut self, op: &Op) -> Result<(), DeviceError> {
         match *op {
             Op::Embed { table, out } => self.embed(table, out),
-            Op::RmsNorm { x, weight, eps, out } => self.rms_norm(x, None, (weight, eps), out),
-            Op::AddRmsNorm { residual, x, weight, eps, out } => self.rms_norm(x, Some(residual), (weight, eps), out),
+            Op::RmsNorm { x, weight, eps, out } => self.rms_norm(x, (weight, eps), out, When::Rows(self.rows(x))),
             Op::NormHeads { x, weight, eps } => self.norm_heads(x, weight, eps),
             Op::Add { residual, x } => self.add(residual, x),
-            Op::Linear { x, ref parts, out } => self.linear(x, parts, out),
+            Op::Linear { x, ref parts, out } => {
+                self.linear(&Linear { x, norm: None, parts, end: LinearEnd::Store, out })
+            }
             Op::Rope { x, inv_freq, pairing, head_dim } => self.rope(x, inv_freq, pairing, head_dim),
             Op::StoreKv { k, v, layer } => self.store_kv(k, v, layer),
             Op::Attention { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out } => {
@@ -84,10 +86,10 @@ impl<'a> Lowering<'a, '_> {
             }
             Op::GatedActivation { x, out, .. } => self.gated_activation(x, out),
             Op::RopeStoreKv { .. } => self.rope_store_kv(op),
-            Op::GatedLinear { x, gate, up, out, .. } => match self.gated_linear(x, &[gate, up], out)? {
-                true => Ok(()),
-                false => self.expansion(op),
-            },
+            Op::FusedLinear { x, norm, ref parts, end, out } => {
+                let linear = Linear { x, norm, parts, end, out };
+                if self.takes(&linear)? { self.linear(&linear) } else { self.expansion(op) }
+            }
             Op::CheckFinite { x } => self.check_finite(x),
             Op::SelectRows { x, out } => self.select_rows(x, out),
             Op::Sample { logits } => self.sample(logits),

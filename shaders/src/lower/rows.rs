@@ -41,24 +41,26 @@ impl Lowering<'_, '_> {
     pub(super) fn rms_norm(
         &mut self,
         x: Slot,
-        residual: Option<Slot>,
         (weight, eps): (WeightId, f32),
         out: Slot,
+        when: When,
     ) -> Result<(), DeviceError> {
         let memory = self.target.memory;
         let bindings = table::rms_norm::Bindings {
             x: memory.slot(x),
-            residual: residual.map_or(whole(&memory.unused), |residual| memory.slot(residual)),
             weight: self.target.weights.vector_of(weight)?,
             out: memory.slot(out),
         };
         let params = table::rms_norm::Params { width_quads: self.quads("width", self.width(x))?, eps };
-        let tuning = self.tuning("rms_norm");
-        let reduce = if tuning.subgroups && self.target.gpu.has_subgroups() { "subgroup" } else { "workgroup" };
-        let settings =
-            Settings::new().with("ADD", residual.is_some()).with("LANES", tuning.row_lanes).with("REDUCE", reduce);
-        self.dispatch(bindings, params, settings, When::Rows(self.rows(x)), Grid::Row);
+        let reduce = if self.norms_by_subgroups() { "subgroup" } else { "workgroup" };
+        let settings = Settings::new().with("LANES", self.tuning("rms_norm").row_lanes).with("REDUCE", reduce);
+        self.dispatch(bindings, params, settings, when, Grid::Row);
         Ok(())
+    }
+
+    /// Whether the sum of a norm takes its order from the device.
+    pub(super) fn norms_by_subgroups(&self) -> bool {
+        self.tuning("rms_norm").subgroups && self.target.gpu.has_subgroups()
     }
 
     pub(super) fn norm_heads(&mut self, x: View, weight: WeightId, eps: f32) -> Result<(), DeviceError> {

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use runtime::backend::cases::{Case, CaseOp, EXACT, PartCase, Tolerance, run_case};
+use runtime::backend::cases::{Case, CaseOp, EXACT, FusedCase, FusedEnd, PartCase, Tolerance, run_case};
 use runtime::error::{DeviceError, LoadError};
 use runtime::ids::{BlockId, Row, SeqId, TokenId};
 use runtime::model::Model;
@@ -158,11 +158,12 @@ fn what_the_kernels_do_not_take_is_refused() {
     let Some(device) = gpu::device(GpuOptions::default()) else { return };
     let part = PartCase { out_features: 4, format: WeightFormat::F32, bias: false };
     // Whole panels, so that gates and ups would be one dispatch.
-    let gated = CaseOp::GatedLinear { in_features: 36, part: PartCase { out_features: 64, ..part }, tokens: 1 };
+    let parts = vec![PartCase { out_features: 64, ..part }; 2];
+    let gated = FusedCase { in_features: 36, parts, norm: true, end: FusedEnd::Gate, tokens: 1 };
     let (heads, head_dim, pairing) = (1, 8, RopePairing::Half);
     for (op, named) in [
         (CaseOp::Linear { in_features: 36, parts: vec![part], tokens: 1 }, "in_features 36 is not a multiple of 32"),
-        (gated, "in_features 36 is not a multiple of 32"),
+        (CaseOp::FusedLinear(gated), "in_features 36 is not a multiple of 32"),
         (CaseOp::RmsNorm { width: 18, tokens: 1 }, "width 18 is not a multiple of 4"),
         (CaseOp::Add { width: 4, tokens: 65_536 }, "steps of 65536 tokens"),
         (CaseOp::Rope { heads, head_dim, offset: 0, pairing, start: 1 << 18, tokens: 1 }, "positions below 262144"),

@@ -14,6 +14,7 @@ use naga::proc::BoundsCheckPolicies;
 use runtime::backend::Backend;
 use runtime::backend::cases::{Case, CaseOp, all_cases, build_case};
 use runtime::ids::WeightId;
+use runtime::weights::WeightFormat;
 use shaders::compose::{Composed, SettingKind, Settings};
 use shaders::reflect::{Checked, check};
 use shaders::table::{KERNELS, Kernel, SOURCES};
@@ -95,7 +96,9 @@ fn is_small(case: &Case) -> bool {
             [(9, 64), (2, 256)].contains(&(attention.heads, attention.head_dim))
                 || attention.sinks && attention.window.is_some() && attention.rows == [(0, 300)]
         }
-        CaseOp::RmsNorm { width, .. } | CaseOp::AddRmsNorm { width, .. } => *width == 64,
+        CaseOp::RmsNorm { width, .. } => *width == 64,
+        // Every end, with and without a norm.
+        CaseOp::FusedLinear(case) => case.parts[0].format == WeightFormat::Q4_1,
         CaseOp::Sample(case) => case.vocab == 513,
         _ => false,
     }

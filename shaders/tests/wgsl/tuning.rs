@@ -101,7 +101,7 @@ fn cases() -> Vec<Case> {
             parts[0].format == WeightFormat::F32 && [1, 2, 3, 5, 9, 16, 33].contains(tokens)
         }
         CaseOp::Attention(case) => [(599, 1), (0, 300), (0, 5)].contains(&case.rows[0]),
-        CaseOp::AddRmsNorm { width, .. } | CaseOp::GatedActivation { width, .. } => *width == 576,
+        CaseOp::RmsNorm { width, .. } | CaseOp::GatedActivation { width, .. } => *width == 576,
         _ => false,
     };
     all_cases().into_iter().filter(is_chosen).collect()

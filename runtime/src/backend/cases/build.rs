@@ -5,10 +5,12 @@
 
 use super::random::Random;
 use super::sample::build_sample;
-use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedOutput, PartCase};
+use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, PartCase};
 use crate::backend::{Bucket, InputLayout, StepInputs, TreeToken};
 use crate::ids::{BlockId, Layer, Slot, WeightId};
-use crate::program::{Activation, LinearPart, Op, Plane, Program, RowDim, SlotInfo, StateSpec, View, WeightInfo};
+use crate::program::{
+    Activation, FusedNorm, LinearEnd, LinearPart, Op, Plane, Program, RowDim, SlotInfo, StateSpec, View, WeightInfo,
+};
 use crate::weights::HostTensor;
 
 /// Under the root of every norm of the table.
@@ -83,9 +85,8 @@ pub fn build_case(case: &Case) -> BuiltCase {
         | CaseOp::RmsNorm { tokens, .. }
         | CaseOp::NormHeads { tokens, .. }
         | CaseOp::Add { tokens, .. }
-        | CaseOp::AddRmsNorm { tokens, .. }
         | CaseOp::Linear { tokens, .. }
-        | CaseOp::GatedLinear { tokens, .. }
+        | CaseOp::FusedLinear(FusedCase { tokens, .. })
         | CaseOp::GatedActivation { tokens, .. } => {
             let output = builder.simple_op(&case.op);
             builder.finish(output, 0, *tokens, None)
@@ -163,26 +164,13 @@ impl Builder {
                 self.program.ops.push(Op::Add { residual, x });
                 residual
             }
-            CaseOp::AddRmsNorm { width, tokens, output } => {
-                let residual = self.activations("residual", width, tokens);
-                let x = self.activations("x", width, tokens);
-                let (weight, out) = (self.vector("weight", width), self.tokens_slot("out", width));
-                self.program.ops.push(Op::AddRmsNorm { residual, x, weight, eps: EPS, out });
-                if output == FusedOutput::Residual { residual } else { out }
-            }
             CaseOp::Linear { in_features, ref parts, tokens } => {
                 let (x, parts, width) = self.linear_operands(in_features, parts, tokens);
                 let out = self.tokens_slot("out", width);
                 self.program.ops.push(Op::Linear { x, parts, out });
                 out
             }
-            CaseOp::GatedLinear { in_features, part, tokens } => {
-                let (x, parts, width) = self.linear_operands(in_features, &[part, part], tokens);
-                let (both, out) = (self.tokens_slot("both", width), self.tokens_slot("out", width / 2));
-                let (gate, up, activation) = (parts[0], parts[1], Activation::Silu);
-                self.program.ops.push(Op::GatedLinear { x, gate, up, activation, both, out });
-                out
-            }
+            CaseOp::FusedLinear(ref case) => self.fused_linear(case),
             CaseOp::Rope { heads, head_dim, offset, pairing, tokens, .. } => {
                 let slot = self.activations("x", offset + heads * head_dim + offset, tokens);
                 let x = View { slot, offset, width: heads * head_dim };
@@ -206,6 +194,28 @@ impl Builder {
                 unreachable!("built by functions of their own")
             }
         }
+    }
+
+    fn fused_linear(&mut self, case: &FusedCase) -> Slot {
+        let (x, parts, width) = self.linear_operands(case.in_features, &case.parts, case.tokens);
+        let norm = case.norm.then(|| FusedNorm {
+            weight: self.vector("norm", case.in_features),
+            eps: EPS,
+            normed: self.tokens_slot("normed", case.in_features),
+        });
+        let (end, out) = match case.end {
+            FusedEnd::Store => (LinearEnd::Store, self.tokens_slot("out", width)),
+            FusedEnd::Gate => {
+                let (activation, product) = (Activation::Silu, self.tokens_slot("product", width));
+                (LinearEnd::Gate { activation, product }, self.tokens_slot("out", width / 2))
+            }
+            FusedEnd::Add => {
+                let residual = self.activations("residual", width, case.tokens);
+                (LinearEnd::Add { product: self.tokens_slot("product", width) }, residual)
+            }
+        };
+        self.program.ops.push(Op::FusedLinear { x, norm, parts, end, out });
+        out
     }
 
     /// The activations, the parts and their width.

@@ -12,7 +12,7 @@ mod table;
 
 pub use build::{BuiltCase, Observed, build_case};
 pub use sample::SAMPLE_COLUMNS;
-pub use table::{CODES, EXACT, FLOAT, TURNED, all_cases};
+pub use table::{CODES, EXACT, FLOAT, all_cases, attention_tolerance};
 
 use super::Backend;
 use crate::error::DeviceError;
@@ -67,12 +67,6 @@ pub enum CaseOp {
         width: u32,
         tokens: u32,
     },
-    /// `output` says which of its two outputs is looked at.
-    AddRmsNorm {
-        width: u32,
-        tokens: u32,
-        output: FusedOutput,
-    },
     Linear {
         in_features: u32,
         parts: Vec<PartCase>,
@@ -93,12 +87,7 @@ pub enum CaseOp {
         width: u32,
         tokens: u32,
     },
-    /// Two parts of one shape.
-    GatedLinear {
-        in_features: u32,
-        part: PartCase,
-        tokens: u32,
-    },
+    FusedLinear(FusedCase),
     /// Bad values in some rows; the flags are the output.
     CheckFinite {
         width: u32,
@@ -138,13 +127,28 @@ pub struct PartCase {
     pub bias: bool,
 }
 
-/// Which output of a fused op is looked at.
+/// Shapes of a fused linear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FusedCase {
+    /// Elements of a row of the input.
+    pub in_features: u32,
+    /// Two of one shape where they are gates and ups.
+    pub parts: Vec<PartCase>,
+    /// Whether the input is normed first.
+    pub norm: bool,
+    /// What becomes of the product.
+    pub end: FusedEnd,
+    /// Tokens of the step.
+    pub tokens: u32,
+}
+
+/// What becomes of a fused linear's product, as `LinearEnd` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FusedOutput {
-    /// The sum.
-    Residual,
-    /// The norm of the sum.
-    Normed,
+#[allow(missing_docs)]
+pub enum FusedEnd {
+    Store,
+    Gate,
+    Add,
 }
 
 /// Shapes of an attention case.

@@ -137,7 +137,7 @@ impl<'a> Lowering<'a> {
     fn quantised_bytes(&self) -> Result<usize, DeviceError> {
         let mut most = 0;
         for op in &self.program.ops {
-            if let Op::Linear { x, .. } | Op::GatedLinear { x, .. } = op {
+            if let Op::Linear { x, .. } | Op::FusedLinear { x, .. } = op {
                 most = most.max(self.max_rows(self.rows(*x)) * (self.width(*x) / GROUP) * size_of::<QuantGroup>());
             }
         }
@@ -219,12 +219,6 @@ impl<'a> Lowering<'a> {
             }
             Op::NormHeads { x, weight, eps } => RowOp::NormHeads { x: self.view(x), norm: self.norm(weight, eps)? },
             Op::Add { residual, x } => RowOp::Add { residual: self.columns(residual), x: self.columns(x) },
-            Op::AddRmsNorm { residual, x, weight, eps, out } => RowOp::AddRmsNorm {
-                residual: self.columns(residual),
-                x: self.columns(x),
-                norm: self.norm(weight, eps)?,
-                out: self.columns(out),
-            },
             Op::Rope { x, inv_freq, pairing, head_dim } => {
                 let angles = self.angles(inv_freq)?;
                 RowOp::Rope { x: self.view(x), angles, pairing, head_dim: head_dim as usize }
@@ -242,7 +236,7 @@ impl<'a> Lowering<'a> {
             Op::Sample { logits } => RowOp::Sample { logits: self.columns(logits), samples: self.samples },
             Op::Linear { x, ref parts, out } => return self.linear(x, parts, out),
             // Chains have no barrier between their ops, so that nothing is won by a kernel for both.
-            Op::RopeStoreKv { .. } | Op::GatedLinear { .. } => {
+            Op::RopeStoreKv { .. } | Op::FusedLinear { .. } => {
                 return op.expand().iter().try_for_each(|op| self.op(op));
             }
             Op::Attention { q, layer, heads, scale, window, soft_cap, sinks, out, .. } => {

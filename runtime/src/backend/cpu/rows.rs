@@ -73,12 +73,6 @@ pub(super) enum RowOp {
         residual: Columns,
         x: Columns,
     },
-    AddRmsNorm {
-        residual: Columns,
-        x: Columns,
-        norm: Norm,
-        out: Columns,
-    },
     /// Cosines, then sines, of a token's angles: once per step, for all layers.
     Angles {
         inv_freq: usize,
@@ -161,11 +155,6 @@ fn run_row<S: Simd>(s: S, step: &Step<'_>, op: &RowOp, row: usize) {
             }
         }
         RowOp::Add { residual, x } => add(write(residual), read(x)),
-        RowOp::AddRmsNorm { residual, x, norm, out } => {
-            let residual = write(residual);
-            add(residual, read(x));
-            rms_norm(s, residual, step.weights.vector(norm.weight), norm.eps, write(out));
-        }
         RowOp::Angles { inv_freq, out } => {
             let (cos, sin) = write(out).split_at_mut(out.width / 2);
             let position = step.inputs.positions()[row] as f32;

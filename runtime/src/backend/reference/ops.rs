@@ -38,7 +38,7 @@ impl<'a> Step<'a> {
             Op::RmsNorm { x, weight, eps, out } => self.rms_norm(*x, *weight, *eps, *out),
             Op::NormHeads { x, weight, eps } => self.norm_heads(*x, *weight, *eps),
             Op::Add { residual, x } => self.add(*residual, *x),
-            Op::AddRmsNorm { .. } | Op::RopeStoreKv { .. } | Op::GatedLinear { .. } => {
+            Op::RopeStoreKv { .. } | Op::FusedLinear { .. } => {
                 unreachable!("fused ops are expanded when a program is compiled")
             }
             Op::Linear { x, parts, out } => return self.linear(*x, parts, *out),

@@ -3,11 +3,12 @@
 //!
 //! Invariant: a choice that changes the order of sums says so, and is left alone unless that was asked for.
 
-use runtime::backend::cases::{CODES, Case, CaseOp, FLOAT, all_cases};
+use runtime::backend::cases::{CODES, Case, CaseOp, FusedCase, all_cases};
 
 use super::super::cases::meets;
 use super::workload::{Weighted, Workload};
 use crate::layout::PANEL;
+use crate::tuned::MAX_NORM_BLOCKS;
 use crate::tuning::{LinearTile, Tuning};
 
 /// Numbers of tokens that linears are measured with; a tile serves all numbers above the one before.
@@ -61,7 +62,7 @@ pub(super) fn knobs(workload: &Workload, order_is_free: bool) -> Vec<Knob> {
     all.push(("dear_loads".into(), &["linear"], What::DearLoads, few()));
     for (i, tokens) in TOKENS.into_iter().enumerate() {
         let name = format!("linear, {tokens} tokens");
-        all.push((name, &["linear"], What::LinearTile(i), workload.linears(tokens)));
+        all.push((name, &["linear", "rms_norm"], What::LinearTile(i), workload.linears(tokens)));
     }
     all.push(("attention items".into(), ATTENTION, What::AttentionItems, both()));
     all.push(("attention max_values".into(), ATTENTION, What::AttentionValues, both()));
@@ -118,10 +119,10 @@ impl Knob {
         if self.kernels == ATTENTION {
             // The table may have no heads of this size.
             let own = workload.attention(&[(0, 5), (270, 3), (33, 1)]);
-            chosen.extend(own.into_iter().map(|(case, _)| Case { tolerance: FLOAT, ..case }));
+            chosen.extend(own.into_iter().map(|(case, _)| case));
         }
         for case in &mut chosen {
-            if matches!(case.op, CaseOp::Linear { .. }) {
+            if matches!(case.op, CaseOp::Linear { .. } | CaseOp::FusedLinear(_)) {
                 // Nothing here rounds activations.
                 case.tolerance = CODES;
             }
@@ -132,7 +133,7 @@ impl Knob {
     /// Whether a case runs the variant in question in a format or size of the workload.
     fn is_near(&self, case: &Case, workload: &Workload) -> bool {
         match &case.op {
-            CaseOp::Linear { tokens, parts, .. } => {
+            CaseOp::Linear { tokens, parts, .. } | CaseOp::FusedLinear(FusedCase { tokens, parts, .. }) => {
                 let is_its = match self.what {
                     // The last serves all numbers above.
                     What::LinearTile(i) if i + 1 == TOKENS.len() => *tokens > TOKENS[i - 1],
@@ -204,6 +205,8 @@ fn tiles_near(tile: &LinearTile, tokens: u32) -> Vec<LinearTile> {
     let near = |(rows, lanes, own, token_lanes)| LinearTile { rows, lanes, tokens: own, token_lanes, ..*tile };
     let mut all: Vec<LinearTile> = moves.into_iter().filter(is_whole).map(near).collect();
     all.push(LinearTile { split_lanes: !tile.split_lanes, ..*tile });
+    let norm_blocks = [tile.norm_blocks / 2, (2 * tile.norm_blocks).clamp(1, MAX_NORM_BLOCKS)];
+    all.extend(norm_blocks.map(|norm_blocks| LinearTile { norm_blocks, ..*tile }));
     all
 }
 

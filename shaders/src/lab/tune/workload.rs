@@ -3,8 +3,10 @@
 //! Invariant: only sizes count, so that no weight is read; a matrix of more rows than are worth measuring is measured by a
 //! part of it and weighs more. Pure; called by `tune` and the command line.
 
-use runtime::backend::cases::{AttentionCase, Case, CaseOp, FusedOutput, PartCase, Tolerance};
-use runtime::program::{KvDtype, LinearPart, Op, Program, RowDim};
+use runtime::backend::cases::{
+    AttentionCase, Case, CaseOp, FusedCase, FusedEnd, PartCase, Tolerance, attention_tolerance,
+};
+use runtime::program::{KvDtype, LinearEnd, LinearPart, Op, Program, RowDim};
 use runtime::weights::{HostTensor, WeightFormat};
 
 /// Rows of a matrix that are measured at most, all parts together.
@@ -28,8 +30,17 @@ pub struct Workload {
 struct Linear {
     in_features: u32,
     parts: Vec<PartCase>,
-    is_head: bool,
+    of: Of,
     weight: f64,
+}
+
+/// What stands around a linear.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Of {
+    /// A norm before it.
+    norm: bool,
+    /// Whether it makes the logits.
+    is_head: bool,
 }
 
 type AttentionSizes = (u32, u32, u32, KvDtype);
@@ -51,16 +62,22 @@ impl Workload {
             match op {
                 Op::Linear { x, parts, .. } => {
                     let is_head = program.slots[x.index()].rows == RowDim::LogitRows;
-                    all.add_linear(width(x), parts.iter().map(part).collect(), is_head);
+                    all.add_linear(width(x), parts.iter().map(part).collect(), Of { is_head, ..Of::default() });
                 }
                 Op::Attention { layer, heads, head_dim, .. } => {
                     let runtime::program::StateSpec::Paged { planes } = &program.states[layer.index()];
                     add(&mut all.attention, (*heads, planes[0].heads, *head_dim, planes[0].dtype));
                 }
-                Op::RmsNorm { x, .. } | Op::AddRmsNorm { x, .. } => add(&mut all.norms, width(x)),
-                Op::GatedLinear { x, gate, up, out, .. } => {
-                    all.add_linear(width(x), vec![part(gate), part(up)], false);
-                    add(&mut all.gates, width(out));
+                Op::RmsNorm { x, .. } => add(&mut all.norms, width(x)),
+                Op::FusedLinear { x, norm, parts, end, out } => {
+                    let of = Of { norm: norm.is_some(), is_head: false };
+                    all.add_linear(width(x), parts.iter().map(part).collect(), of);
+                    if of.norm {
+                        add(&mut all.norms, width(x));
+                    }
+                    if matches!(end, LinearEnd::Gate { .. }) {
+                        add(&mut all.gates, width(out));
+                    }
                 }
                 Op::GatedActivation { out, .. } => add(&mut all.gates, width(out)),
                 _ => {}
@@ -73,14 +90,14 @@ impl Workload {
     pub fn default_shapes() -> Self {
         let mut all = Self::default();
         let part = |out_features| PartCase { out_features, format: WeightFormat::Q4_1, bias: false };
-        all.add_linear(2048, vec![part(2048)], false);
+        all.add_linear(2048, vec![part(2048)], Of { norm: true, is_head: false });
         all.attention.push(((32, 8, 64, KvDtype::F16), 1.0));
         all.norms.push((2048, 2.0));
         all.gates.push((2048, 1.0));
         all
     }
 
-    fn add_linear(&mut self, in_features: u32, mut parts: Vec<PartCase>, is_head: bool) {
+    fn add_linear(&mut self, in_features: u32, mut parts: Vec<PartCase>, of: Of) {
         let rows: u32 = parts.iter().map(|part| part.out_features).sum();
         let mut weight = 1.0;
         if rows > MAX_ROWS {
@@ -88,11 +105,10 @@ impl Workload {
             parts.iter_mut().for_each(|part| part.out_features = cut(part.out_features));
             weight = f64::from(rows) / f64::from(parts.iter().map(|part| part.out_features).sum::<u32>());
         }
-        let is_same =
-            |known: &&mut Linear| (known.in_features, &known.parts, known.is_head) == (in_features, &parts, is_head);
+        let is_same = |known: &&mut Linear| (known.in_features, &known.parts, known.of) == (in_features, &parts, of);
         match self.linears.iter_mut().find(is_same) {
             Some(known) => known.weight += weight,
-            None => self.linears.push(Linear { in_features, parts, is_head, weight }),
+            None => self.linears.push(Linear { in_features, parts, of, weight }),
         }
     }
 
@@ -119,9 +135,10 @@ impl Workload {
 
     /// The linears of a step of so many tokens.
     pub(super) fn linears(&self, tokens: u32) -> Vec<Weighted> {
-        let is_asked = |linear: &&Linear| !linear.is_head || tokens <= MAX_HEAD_TOKENS;
-        let case = |Linear { in_features, parts, weight, .. }: &Linear| {
-            (timed(CaseOp::Linear { in_features: *in_features, parts: parts.clone(), tokens }), *weight)
+        let is_asked = |linear: &&Linear| !linear.of.is_head || tokens <= MAX_HEAD_TOKENS;
+        let case = |Linear { in_features, parts, of, weight }: &Linear| {
+            let (in_features, parts, norm, end) = (*in_features, parts.clone(), of.norm, FusedEnd::Store);
+            (timed(CaseOp::FusedLinear(FusedCase { in_features, parts, norm, end, tokens })), *weight)
         };
         self.linears.iter().filter(is_asked).map(case).collect()
     }
@@ -130,16 +147,14 @@ impl Workload {
     pub(super) fn attention(&self, rows: &[(u32, u32)]) -> Vec<Weighted> {
         let case = |&((heads, kv_heads, head_dim, dtype), weight): &(AttentionSizes, f64)| {
             let case = AttentionCase { rows: rows.to_vec(), ..AttentionCase::causal(heads, kv_heads, head_dim, dtype) };
-            (timed(CaseOp::Attention(case)), weight)
+            (Case { tolerance: attention_tolerance(&case), op: CaseOp::Attention(case), seed: 1 }, weight)
         };
         self.attention.iter().map(case).collect()
     }
 
     /// Norms of a step of so many tokens.
     pub(super) fn norms(&self, tokens: u32) -> Vec<Weighted> {
-        let case = |&(width, weight): &(u32, f64)| {
-            (timed(CaseOp::AddRmsNorm { width, tokens, output: FusedOutput::Normed }), weight)
-        };
+        let case = |&(width, weight): &(u32, f64)| (timed(CaseOp::RmsNorm { width, tokens }), weight);
         self.norms.iter().map(case).collect()
     }
 

@@ -1,0 +1,10 @@
+// Root mean square: the same bits in every kernel that norms.
+
+fn add_squares(value: vec4f, sum: f32) -> f32 {
+    return fma(value.w, value.w, fma(value.z, value.z, fma(value.y, value.y, fma(value.x, value.x, sum))));
+}
+
+// What `elements` numbers with this sum of squares are multiplied by.
+fn rms_factor(squares: f32, elements: u32, eps: f32) -> f32 {
+    return 1.0 / sqrt(squares / f32(elements) + eps);
+}

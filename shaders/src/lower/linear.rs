@@ -17,6 +17,9 @@ use crate::table;
 use crate::tuning::LinearTile;
 use crate::weights::{Matrix, Piece};
 
+/// Lanes that hand their inputs round, and sum a row's squares, in `input/shared.wgsl`.
+const SHARING_LANES: u32 = 8;
+
 /// A linear, fused or not, as `Op::FusedLinear` has it.
 pub(super) struct Linear<'p> {
     pub(super) x: Slot,
@@ -73,7 +76,7 @@ impl<'a> Lowering<'a, '_> {
     /// Whether a tile of a linear norms its tokens' rows itself, with the bits that `rms_norm` has.
     fn norms_itself(&self, tile: &LinearTile) -> bool {
         let slices = if tile.split_lanes { self.tuning("linear").splits } else { 1 };
-        let lanes = if self.input_fragment(tile) == "shared" { 8 } else { tile.lanes * slices };
+        let lanes = if self.input_fragment(tile) == "shared" { SHARING_LANES } else { tile.lanes * slices };
         let same_order = lanes == self.tuning("rms_norm").row_lanes && !self.norms_by_subgroups();
         let can = lanes.is_power_of_two() && tile.token_lanes == 1;
         tile.norm_blocks > 0 && can && (same_order || !self.target.gpu.batch_invariant())
@@ -174,7 +177,7 @@ impl<'a> Lowering<'a, '_> {
 
     /// How a lane comes by its tokens' values.
     fn input_fragment(&self, tile: &LinearTile) -> &'static str {
-        let same_values = tile.lanes.is_multiple_of(8) && tile.token_lanes == 1 && !tile.split_lanes;
+        let same_values = tile.lanes.is_multiple_of(SHARING_LANES) && tile.token_lanes == 1 && !tile.split_lanes;
         let can = self.target.gpu.has_subgroups() && same_values;
         if self.tuning("linear").dear_loads && can { "shared" } else { "own" }
     }

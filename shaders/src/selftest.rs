@@ -16,15 +16,11 @@ use runtime::error::DeviceError;
 use runtime::program::{LinearEnd, Op, Program};
 
 use crate::backend::WgpuBackend;
+use crate::lab::meets;
 use crate::state::State;
+use crate::table::KERNELS;
 use crate::tuning::Tuning;
 use crate::weights::Weights;
-
-/// A case and the kernels that it tests.
-pub(crate) struct Check {
-    kernels: &'static [&'static str],
-    case: Case,
-}
 
 /// Small cases of everything that a program asks of the device, each once.
 pub(crate) fn checks(
@@ -33,13 +29,13 @@ pub(crate) fn checks(
     state: &State,
     tuning: &Tuning,
     (split, is_software): (u32, bool),
-) -> Result<Vec<Check>, DeviceError> {
-    let mut checks: Vec<Check> = Vec::new();
+) -> Result<Vec<Case>, DeviceError> {
+    let mut checks: Vec<Case> = Vec::new();
     for op in &program.ops {
-        let mut add = |kernels, tolerance: Tolerance, op: CaseOp| {
-            if !checks.iter().any(|check| check.case.op == op) {
-                let case = Case { op, tolerance, seed: checks.len() as u64 };
-                checks.push(Check { kernels, case });
+        let mut add = |tolerance: Tolerance, op: CaseOp| {
+            if !checks.iter().any(|case| case.op == op) {
+                let seed = checks.len() as u64;
+                checks.push(Case { op, tolerance, seed });
             }
         };
         let width = |slot: &runtime::ids::Slot| program.slots[slot.index()].width;
@@ -47,28 +43,28 @@ pub(crate) fn checks(
         match op {
             Op::Embed { table, .. } => {
                 let format = weights.matrix_of(*table)?.format;
-                add(&["embed"], FLOAT, CaseOp::Embed { format, width: 256, tokens });
+                add(FLOAT, CaseOp::Embed { format, width: 256, tokens });
             }
-            Op::RmsNorm { x, .. } => add(&["rms_norm"], FLOAT, CaseOp::RmsNorm { width: width(x), tokens }),
+            Op::RmsNorm { x, .. } => add(FLOAT, CaseOp::RmsNorm { width: width(x), tokens }),
             Op::NormHeads { x, weight, .. } => {
                 let head_dim = program.weights[weight.index()].shape[0];
                 let case = CaseOp::NormHeads { heads: x.width / head_dim, head_dim, offset: 4, tokens };
-                add(&["norm_heads"], FLOAT, case);
+                add(FLOAT, case);
             }
-            Op::Add { x, .. } => add(&["add"], EXACT, CaseOp::Add { width: width(x), tokens }),
+            Op::Add { x, .. } => add(EXACT, CaseOp::Add { width: width(x), tokens }),
             Op::Linear { parts, .. } => {
                 for part in parts {
                     let format = weights.matrix_of(part.weight)?.format;
                     let parts = vec![PartCase { out_features: 70, format, bias: part.bias.is_some() }];
                     for tile in tuning.linear.iter() {
                         let parts = parts.clone();
-                        add(&["linear"], CODES, CaseOp::Linear { in_features: 512, parts, tokens: tile.from_tokens });
+                        add(CODES, CaseOp::Linear { in_features: 512, parts, tokens: tile.from_tokens });
                     }
                 }
             }
             Op::FusedLinear { x, norm, parts, end, .. } => {
                 if norm.is_some() {
-                    add(&["rms_norm"], FLOAT, CaseOp::RmsNorm { width: width(x), tokens });
+                    add(FLOAT, CaseOp::RmsNorm { width: width(x), tokens });
                 }
                 for part in parts {
                     let format = weights.matrix_of(part.weight)?.format;
@@ -81,13 +77,13 @@ pub(crate) fn checks(
                     for tile in tuning.linear.iter() {
                         let (parts, norm, tokens) = (parts.clone(), norm.is_some(), tile.from_tokens);
                         let case = FusedCase { in_features: 512, parts, norm, end, tokens };
-                        add(&["linear", "rms_norm"], CODES, CaseOp::FusedLinear(case));
+                        add(CODES, CaseOp::FusedLinear(case));
                     }
                 }
             }
             Op::Rope { x, pairing, head_dim, .. } => {
                 let (heads, head_dim, pairing) = (x.width / head_dim, *head_dim, *pairing);
-                add(&["rope"], FLOAT, CaseOp::Rope { heads, head_dim, offset: 4, pairing, start: 1000, tokens });
+                add(FLOAT, CaseOp::Rope { heads, head_dim, offset: 4, pairing, start: 1000, tokens });
             }
             // Tested with attention, which reads what it wrote.
             Op::StoreKv { .. } => {}
@@ -100,7 +96,7 @@ pub(crate) fn checks(
                     rope: Some(*pairing),
                     ..AttentionCase::causal(heads, plane.heads, *head_dim, plane.dtype)
                 };
-                add(&["rope_store_kv"], attention_tolerance(&case), CaseOp::Attention(case));
+                add(attention_tolerance(&case), CaseOp::Attention(case));
             }
             Op::Attention { layer, heads, head_dim, window, soft_cap, sinks, .. } => {
                 let plane = state.layers[layer.index()][0].spec;
@@ -122,24 +118,20 @@ pub(crate) fn checks(
                         trees,
                         ..AttentionCase::causal(heads / plane.heads, 1, *head_dim, plane.dtype)
                     };
-                    add(
-                        &["store_kv", "attention", "attention_combine"],
-                        attention_tolerance(&case),
-                        CaseOp::Attention(case),
-                    );
+                    add(attention_tolerance(&case), CaseOp::Attention(case));
                 }
             }
             Op::GatedActivation { out, .. } => {
-                add(&["gated_activation"], FLOAT, CaseOp::GatedActivation { width: width(out), tokens });
+                add(FLOAT, CaseOp::GatedActivation { width: width(out), tokens });
             }
-            Op::CheckFinite { x } => add(&["check_finite"], EXACT, CaseOp::CheckFinite { width: width(x), tokens }),
+            Op::CheckFinite { x } => add(EXACT, CaseOp::CheckFinite { width: width(x), tokens }),
             Op::SelectRows { x, .. } => {
-                add(&["select_rows"], EXACT, CaseOp::SelectRows { width: width(x), tokens, logit_rows: 2 });
+                add(EXACT, CaseOp::SelectRows { width: width(x), tokens, logit_rows: 2 });
             }
             // Every kind of row, rows that start within four words, and more shares than lanes.
             Op::Sample { .. } => {
                 let case = SampleCase { vocab: 20_003, rows: 6, temperature: 0.8, logprobs: Some(20) };
-                add(&["sample_scan", "sample_draw", "sample_pick"], FLOAT, CaseOp::Sample(case));
+                add(FLOAT, CaseOp::Sample(case));
             }
         }
     }
@@ -152,13 +144,13 @@ pub(crate) fn checks(
 /// # Errors
 /// The plain variant is wrong too, or the device failed.
 pub(crate) fn run(
-    checks: &[Check],
+    checks: &[Case],
     plain: &mut BTreeSet<&'static str>,
     backend: &dyn Fn(&BTreeSet<&'static str>) -> WgpuBackend,
     tested: &mut dyn FnMut(usize),
 ) -> Result<Vec<String>, DeviceError> {
     let mut replaced = Vec::new();
-    for (done, Check { kernels, case }) in checks.iter().enumerate() {
+    for (done, case) in checks.iter().enumerate() {
         tested(done);
         let expected = run_case(&mut ReferenceBackend::new(1), case)?;
         let problem = |plain: &BTreeSet<&'static str>| match run_case(&mut backend(plain), case) {
@@ -166,9 +158,10 @@ pub(crate) fn run(
             Err(error) => Some(error.to_string()),
         };
         let Some(first) = problem(plain) else { continue };
+        let kernels = KERNELS.iter().map(|kernel| kernel.name).filter(|kernel| meets(kernel, &case.op));
+        let names = kernels.clone().collect::<Vec<_>>().join(" + ");
         let before = plain.len();
-        plain.extend(*kernels);
-        let names = kernels.join(" + ");
+        plain.extend(kernels);
         let second = if plain.len() == before { Some(first.clone()) } else { problem(plain) };
         if let Some(second) = second {
             return Err(DeviceError::Failed(format!(

@@ -17,9 +17,9 @@ use crate::tuning::{DeviceClass, LinearTile, Tuning};
 const FORMAT: u32 = 1;
 /// Elements that a lane of a linear may sum at a time: more spill registers everywhere, and compile for minutes.
 const MAX_TILE: u32 = 64;
-/// Blocks of rows that a workgroup of a linear takes: more leave no work for the others, and walk longer than some drivers let
-/// a loop run.
-pub(crate) const MAX_NORM_BLOCKS: u32 = 8;
+/// Blocks of rows that a workgroup of a linear takes: more leave no work for the others, and rows of 16384 elements would take more
+/// turns than software Vulkan lets a loop run (65535: per block two halves of 512 groups of eight vectors).
+pub(crate) const MAX_NORM_BLOCKS: u32 = 4;
 /// Lanes or items of anything: more than any device's workgroup.
 const MAX_LANES: u32 = 1024;
 

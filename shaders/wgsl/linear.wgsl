@@ -14,6 +14,7 @@
 //!use format/q4_1.wgsl as FORMAT
 //!use load/narrow.wgsl as LOAD
 //!use input/own.wgsl as INPUT
+//!use shared/dot4.wgsl
 //!use shared/rms.wgsl
 //!use shared/silu.wgsl
 //!targets spirv msl hlsl glsl
@@ -49,10 +50,6 @@ const TILE: u32 = ROWS * TOKENS;
 const_assert !NORM || TOKEN_LANES == 1u;
 const HALVES: u32 = select(1u, 2u, GATED);
 var<workgroup> partial: array<f32, select(1u, LANES * TOKEN_LANES * SPLITS * TILE, SPLIT_LANES > 1u)>;
-
-fn dot4(a: vec4f, b: vec4f, sum: f32) -> f32 {
-    return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
-}
 
 // A vector of a token's row that starts at `row`, normed by the token's factor.
 fn x_at(row: u32, column: u32, factor: f32) -> vec4f {

@@ -129,7 +129,11 @@ fn attention_is_the_same_in_chunks(make: &MakeBackend, class: DeviceClass) {
 #[test]
 fn what_lanes_of_a_subgroup_share_agrees() {
     let is_norm = |case: &Case| matches!(case.op, CaseOp::RmsNorm { .. });
-    let is_linear = |case: &Case| matches!(&case.op, CaseOp::Linear { parts, tokens: 1 | 4, .. } if parts.len() > 1);
+    let is_linear = |case: &Case| match &case.op {
+        CaseOp::Linear { parts, tokens: 1 | 4, .. } => parts.len() > 1,
+        CaseOp::FusedLinear(case) => case.norm && case.tokens < 3 && FEW_FORMATS.contains(&case.parts[0].format),
+        _ => false,
+    };
     for class in DeviceClass::ALL {
         let (sums, inputs) = (class.tuning().subgroups, class.tuning().dear_loads);
         let is_chosen = |case: &Case| (sums && is_norm(case)) || (inputs && is_linear(case));
@@ -173,7 +177,7 @@ fn odd() -> Tuning {
         norm_blocks,
     };
     let linear = vec![
-        tile(1, (1, 1), (1, 1), true, 5),
+        tile(1, (1, 1), (1, 1), true, 4),
         tile(2, (16, 4), (2, 1), false, 3),
         tile(3, (2, 2), (1, 16), false, 0),
         tile(5, (1, 16), (8, 2), true, 0),

@@ -1,7 +1,7 @@
 //! Which rows of the op case table meet a kernel, and which of them a user's kernel takes.
 //!
 //! Invariant: a case is left out only where what the kernel fixes rules it out; whether it ran is for `check` to count.
-//! Pure; called by `check`, `reload` and the command line.
+//! Pure; called by `check`, `reload`, the start-up self-test and the command line.
 
 use runtime::backend::cases::{AttentionCase, Case, CaseOp, FusedCase, FusedEnd, all_cases};
 use runtime::program::{KvDtype, RopePairing};
@@ -25,7 +25,8 @@ pub fn quick_cases_of(kernel: &CustomKernel) -> Vec<Case> {
     cases.into_iter().step_by(step).collect()
 }
 
-pub(super) fn meets(kernel: &str, op: &CaseOp) -> bool {
+/// Whether a kernel of the table takes part in a case.
+pub(crate) fn meets(kernel: &str, op: &CaseOp) -> bool {
     match op {
         CaseOp::Embed { .. } => kernel == "embed",
         CaseOp::RmsNorm { .. } => kernel == "rms_norm",

@@ -23,6 +23,7 @@ mod tune;
 use std::rc::Rc;
 
 pub use bench::{BenchReport, Measured, Roofline};
+pub(crate) use cases::meets;
 pub use cases::{cases_of, quick_cases_of};
 pub use check::{CheckReport, Failure, WrongElement};
 pub use contract::Difference;

@@ -46,31 +46,31 @@ struct Rows<'m, 'a> {
 }
 
 impl<'a> Lowering<'a, '_> {
-    pub(super) fn linear(&mut self, linear: &Linear<'_>) -> Result<(), DeviceError> {
-        if let Some(FusedNorm { weight, eps, normed }) = linear.norm {
-            let tiles = self.tiles()?;
-            if let Some(tile) = tiles.iter().find(|tile| !self.norms_itself(tile)) {
-                let when = When::RowsBetween(self.rows(linear.x), tile.from_tokens, u32::MAX);
-                self.rms_norm(linear.x, (weight, eps), normed, when)?;
-            }
+    /// Plans a linear with its norm and end, and says whether the kernel takes them: gates and ups must lie behind each other in
+    /// whole panels.
+    pub(super) fn linear(&mut self, linear: &Linear<'_>) -> Result<bool, DeviceError> {
+        let matrices = self.matrices(linear.x, linear.parts)?;
+        let is_one = matches!(matrices.as_slice(), [(matrix, None)] if matrix.pieces.len() == 1);
+        if linear.is_gated() && !is_one {
+            return Ok(false);
+        }
+        let tiles = self.tiles()?;
+        if let Some(FusedNorm { weight, eps, normed }) = linear.norm
+            && let Some(tile) = tiles.iter().find(|tile| !self.norms_itself(tile))
+        {
+            let when = When::RowsBetween(self.rows(linear.x), tile.from_tokens, u32::MAX);
+            self.rms_norm(linear.x, (weight, eps), normed, when)?;
         }
         let mut column = 0;
-        for (matrix, bias) in self.matrices(linear.x, linear.parts)? {
+        for (matrix, bias) in matrices {
             for piece in &matrix.pieces {
                 let num_rows = if linear.is_gated() { self.width(linear.out) } else { piece.num_rows };
                 let rows = Rows { matrix: &matrix, piece, bias, num_rows, column: column + piece.first_row };
-                self.linear_tiles(linear, &rows)?;
+                self.linear_tiles(linear, &rows, &tiles)?;
             }
             column += matrix.rows;
         }
-        Ok(())
-    }
-
-    /// Whether the kernel takes a linear with its norm and end: gates and ups lie behind each other in whole panels.
-    pub(super) fn takes(&self, linear: &Linear<'_>) -> Result<bool, DeviceError> {
-        let matrices = self.matrices(linear.x, linear.parts)?;
-        let is_one = matches!(matrices.as_slice(), [(matrix, None)] if matrix.pieces.len() == 1);
-        Ok(is_one || !linear.is_gated())
+        Ok(true)
     }
 
     /// Whether a tile of a linear norms its tokens' rows itself, with the bits that `rms_norm` has.
@@ -111,8 +111,13 @@ impl<'a> Lowering<'a, '_> {
     }
 
     /// One dispatch for each shape of the table; a step runs the one that fits its number of tokens.
-    fn linear_tiles(&mut self, linear: &Linear<'_>, rows: &Rows<'_, 'a>) -> Result<(), DeviceError> {
-        let (memory, weights, tiles) = (self.target.memory, self.target.weights, self.tiles()?);
+    fn linear_tiles(
+        &mut self,
+        linear: &Linear<'_>,
+        rows: &Rows<'_, 'a>,
+        tiles: &[LinearTile],
+    ) -> Result<(), DeviceError> {
+        let (memory, weights) = (self.target.memory, self.target.weights);
         let params = table::linear::Params {
             groups: rows.matrix.groups,
             rows: rows.num_rows,
@@ -124,8 +129,12 @@ impl<'a> Lowering<'a, '_> {
         };
         for (i, tile) in tiles.iter().enumerate() {
             let norm = linear.norm.filter(|_| self.norms_itself(tile));
+            let x = match linear.norm {
+                Some(before) if norm.is_none() => before.normed,
+                _ => linear.x,
+            };
             let bindings = table::linear::Bindings {
-                x: memory.slot(linear.norm.map_or(linear.x, |unfused| norm.map_or(unfused.normed, |_| linear.x))),
+                x: memory.slot(x),
                 codes: weights.range(rows.piece.codes),
                 side: weights.range(rows.piece.side),
                 bias: rows.bias.map_or(whole(&memory.unused), |bias| bias.after(4 * u64::from(rows.piece.first_row))),

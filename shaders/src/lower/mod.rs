@@ -77,7 +77,7 @@ impl<'a> Lowering<'a, '_> {
             Op::NormHeads { x, weight, eps } => self.norm_heads(x, weight, eps),
             Op::Add { residual, x } => self.add(residual, x),
             Op::Linear { x, ref parts, out } => {
-                self.linear(&Linear { x, norm: None, parts, end: LinearEnd::Store, out })
+                self.linear(&Linear { x, norm: None, parts, end: LinearEnd::Store, out }).map(drop)
             }
             Op::Rope { x, inv_freq, pairing, head_dim } => self.rope(x, inv_freq, pairing, head_dim),
             Op::StoreKv { k, v, layer } => self.store_kv(k, v, layer),
@@ -87,8 +87,10 @@ impl<'a> Lowering<'a, '_> {
             Op::GatedActivation { x, out, .. } => self.gated_activation(x, out),
             Op::RopeStoreKv { .. } => self.rope_store_kv(op),
             Op::FusedLinear { x, norm, ref parts, end, out } => {
-                let linear = Linear { x, norm, parts, end, out };
-                if self.takes(&linear)? { self.linear(&linear) } else { self.expansion(op) }
+                match self.linear(&Linear { x, norm, parts, end, out })? {
+                    true => Ok(()),
+                    false => self.expansion(op),
+                }
             }
             Op::CheckFinite { x } => self.check_finite(x),
             Op::SelectRows { x, out } => self.select_rows(x, out),

@@ -1,7 +1,8 @@
 // Root mean square: the same bits in every kernel that norms.
+//!use shared/dot4.wgsl
 
 fn add_squares(value: vec4f, sum: f32) -> f32 {
-    return fma(value.w, value.w, fma(value.z, value.z, fma(value.y, value.y, fma(value.x, value.x, sum))));
+    return dot4(value, value, sum);
 }
 
 // What `elements` numbers with this sum of squares are multiplied by.

@@ -207,6 +207,7 @@ fn tiles_near(tile: &LinearTile, tokens: u32) -> Vec<LinearTile> {
     all.push(LinearTile { split_lanes: !tile.split_lanes, ..*tile });
     let norm_blocks = [tile.norm_blocks / 2, (2 * tile.norm_blocks).clamp(1, MAX_NORM_BLOCKS)];
     all.extend(norm_blocks.map(|norm_blocks| LinearTile { norm_blocks, ..*tile }));
+    all.retain(|near| near != tile);
     all
 }
 

@@ -20,7 +20,7 @@ pub use device::{Device, DeviceOptions};
 use runtime::backend::{Caps, MemoryReport};
 use runtime::engine::{Engine, EngineConfig};
 use runtime::error::{DeviceError, LoadError};
-use runtime::model::{self, Model, ModelInfo};
+use runtime::model::{self, LoadOptions, Model, ModelInfo};
 use runtime::program::KvDtype;
 pub use runtime::runner::Progress;
 use runtime::runner::{ModelRunner, RunnerConfig};
@@ -124,7 +124,8 @@ pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loa
         true => Checkpoint::open_dummy(&options.model)?,
     };
     let text = TextModel::load(&checkpoint, options.tokenizer.as_deref(), options.chat_template.as_deref())?;
-    let model = model::load(&checkpoint, options.kv_cache_dtype)?;
+    let load_options = LoadOptions { kv_dtype: options.kv_cache_dtype, max_model_len: options.max_model_len };
+    let model = model::load(&checkpoint, load_options)?;
     let info = model.info.clone();
     let device = device::choose(options.device.clone());
     check_vocabulary(&options.model, &text, &info)?;

@@ -68,6 +68,8 @@ fn backends() -> Vec<Tested> {
 const CHUNKS: &[u32] = &[64, 3, 16];
 const BLOCK_SIZE: u32 = 16;
 const VOCAB: u32 = 512;
+/// Of the log-probabilities of a position every so manieth is golden, each time another one.
+const STRIDE: usize = 8;
 
 struct Golden {
     name: String,
@@ -77,7 +79,7 @@ struct Golden {
 
 struct Prompt {
     ids: Vec<TokenId>,
-    /// `[tokens, vocab]`, log-softmax of the golden logits.
+    /// `[tokens, VOCAB / STRIDE]`: of the tokens t % STRIDE, t % STRIDE + STRIDE, … at position t.
     logprobs: Vec<f32>,
     greedy: Vec<u32>,
     top2_gap: Vec<f32>,
@@ -91,6 +93,21 @@ fn fixtures() -> PathBuf {
 fn hf_models() -> Vec<(PathBuf, PathBuf)> {
     let names = ["llama-tiny", "llama-rope3", "llama-linear", "qwen3-tiny", "qwen3-untied"];
     names.map(|name| (fixtures().join(name), fixtures().join(name).join("golden.json"))).to_vec()
+}
+
+/// Families beside Llama and Qwen3, `(checkpoint, golden.json)`: directories, and GGUF files of the same numbers.
+fn family_models() -> Vec<(PathBuf, PathBuf)> {
+    let folders = std::fs::read_dir(fixtures().join("families")).expect("the fixtures").flatten();
+    let mut all: Vec<(PathBuf, PathBuf)> = Vec::new();
+    for folder in folders.map(|entry| entry.path()) {
+        let golden = folder.join("golden.json");
+        let files = std::fs::read_dir(&folder).expect("a folder").flatten().map(|entry| entry.path());
+        let gguf = files.filter(|file| file.extension().is_some_and(|ext| ext == "gguf"));
+        all.extend(gguf.map(|file| (file, golden.clone())));
+        all.push((folder, golden));
+    }
+    assert!(all.len() >= 7, "only {} models", all.len());
+    all
 }
 
 fn gguf_models() -> Vec<(PathBuf, PathBuf)> {
@@ -111,12 +128,13 @@ fn read(model: &Path, golden: &Path) -> Golden {
     };
     let prompt = |prompt: &Value| {
         let ids: Vec<TokenId> = ints(&prompt["ids"]).into_iter().map(TokenId).collect();
-        let start = prompt["logits"]["offset_f32"].as_u64().expect("an offset") as usize;
-        let logits = &numbers[start..start + ids.len() * VOCAB as usize];
+        let start = prompt["logprobs"]["offset_f32"].as_u64().expect("an offset") as usize;
+        assert_eq!(prompt["logprobs"]["stride"].as_u64(), Some(STRIDE as u64));
         let gaps = prompt["greedy"]["top2_gap"].as_array().expect("a list");
+        let prompt_len = ids.len();
         Prompt {
             ids,
-            logprobs: logits.chunks_exact(VOCAB as usize).flat_map(log_softmax).collect(),
+            logprobs: numbers[start..start + prompt_len * VOCAB as usize / STRIDE].to_vec(),
             greedy: ints(&prompt["greedy"]["ids"]),
             top2_gap: gaps.iter().map(|gap| gap.as_f64().expect("a number") as f32).collect(),
         }
@@ -126,12 +144,6 @@ fn read(model: &Path, golden: &Path) -> Golden {
         model: load(&checkpoint, KvDtype::F32).expect("a sound fixture"),
         prompts: document["prompts"].as_array().expect("a list").iter().map(prompt).collect(),
     }
-}
-
-fn log_softmax(logits: &[f32]) -> Vec<f32> {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();
-    logits.iter().map(|&l| (f64::from(l - max) - sum.ln()) as f32).collect()
 }
 
 /// Log-probabilities of the whole vocabulary at one position, by token.
@@ -192,8 +204,10 @@ fn run(backend: &Tested, model: &Model, prompt: &Prompt, chunk: u32) -> (Vec<f32
     (logprobs, drawn)
 }
 
-/// Both measures of `tolerance`; a NaN fails.
+/// Both measures of `tolerance` on what is golden of `got`, `[tokens, VOCAB]`; a NaN fails.
 fn check_logprobs(got: &[f32], expected: &[f32], tolerance: Tolerance) -> Result<(), String> {
+    let rows = got.chunks_exact(VOCAB as usize).enumerate();
+    let got: Vec<f32> = rows.flat_map(|(t, row)| row.iter().skip(t % STRIDE).step_by(STRIDE).copied()).collect();
     assert_eq!(got.len(), expected.len());
     let errors = || got.iter().zip(expected).map(|(got, expected)| (got - expected).abs());
     let rms = (errors().map(|error| error * error).sum::<f32>() / got.len() as f32).sqrt();
@@ -251,6 +265,11 @@ fn check_prompt(backend: &Tested, golden: &Golden, prompt: &Prompt, tolerance: T
 #[test]
 fn hugging_face_models_agree_with_transformers() {
     check_models(&hf_models());
+}
+
+#[test]
+fn families_agree_with_transformers() {
+    check_models(&family_models());
 }
 
 #[test]

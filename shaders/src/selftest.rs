@@ -8,12 +8,12 @@
 use std::collections::BTreeSet;
 
 use runtime::backend::cases::{
-    AttentionCase, CODES, Case, CaseOp, EXACT, FLOAT, FusedCase, FusedEnd, PartCase, SampleCase, Tolerance,
+    AttentionCase, CODES, Case, CaseOp, EXACT, FLOAT, FusedCase, FusedEnd, PartCase, SampleCase, Tolerance, TurnCase,
     attention_tolerance, run_case,
 };
 use runtime::backend::reference::ReferenceBackend;
 use runtime::error::DeviceError;
-use runtime::program::{LinearEnd, Op, Program};
+use runtime::program::{LinearEnd, Op, Program, Rotary};
 
 use crate::backend::WgpuBackend;
 use crate::lab::meets;
@@ -41,9 +41,9 @@ pub(crate) fn checks(
         let width = |slot: &runtime::ids::Slot| program.slots[slot.index()].width;
         let tokens = 3;
         match op {
-            Op::Embed { table, .. } => {
+            Op::Embed { table, scale, .. } => {
                 let format = weights.matrix_of(*table)?.format;
-                add(FLOAT, CaseOp::Embed { format, width: 256, tokens });
+                add(FLOAT, CaseOp::Embed { format, width: 256, tokens, scale: *scale });
             }
             Op::RmsNorm { x, .. } => add(FLOAT, CaseOp::RmsNorm { width: width(x), tokens }),
             Op::NormHeads { x, weight, .. } => {
@@ -71,7 +71,7 @@ pub(crate) fn checks(
                     let part = |out_features| PartCase { out_features, format, bias: part.bias.is_some() };
                     let (end, parts) = match end {
                         LinearEnd::Store => (FusedEnd::Store, vec![part(68)]),
-                        LinearEnd::Gate { .. } => (FusedEnd::Gate, vec![part(64), part(64)]),
+                        LinearEnd::Gate { activation, .. } => (FusedEnd::Gate(*activation), vec![part(64), part(64)]),
                         LinearEnd::Add { .. } => (FusedEnd::Add, vec![part(68)]),
                     };
                     for tile in tuning.linear.iter() {
@@ -81,19 +81,19 @@ pub(crate) fn checks(
                     }
                 }
             }
-            Op::Rope { x, pairing, head_dim, .. } => {
-                let (heads, head_dim, pairing) = (x.width / head_dim, *head_dim, *pairing);
-                add(FLOAT, CaseOp::Rope { heads, head_dim, offset: 4, pairing, start: 1000, tokens });
+            Op::Rope { x, rotary, head_dim } => {
+                let (heads, head_dim, turn) = (x.width / head_dim, *head_dim, turn_of(program, rotary));
+                add(FLOAT, CaseOp::Rope { heads, head_dim, offset: 4, turn, start: 1000, tokens });
             }
             // Tested with attention, which reads what it wrote.
             Op::StoreKv { .. } => {}
-            Op::RopeStoreKv { x, pairing, head_dim, layer, .. } => {
+            Op::RopeStoreKv { x, rotary, head_dim, layer, .. } => {
                 let plane = state.layers[layer.index()][0].spec;
                 let heads = x.width / head_dim - plane.heads;
                 let case = AttentionCase {
                     block_size: state.block_size,
                     rows: vec![(100, 2)],
-                    rope: Some(*pairing),
+                    rope: Some(turn_of(program, rotary)),
                     ..AttentionCase::causal(heads, plane.heads, *head_dim, plane.dtype)
                 };
                 add(attention_tolerance(&case), CaseOp::Attention(case));
@@ -121,9 +121,10 @@ pub(crate) fn checks(
                     add(attention_tolerance(&case), CaseOp::Attention(case));
                 }
             }
-            Op::GatedActivation { out, .. } => {
-                add(FLOAT, CaseOp::GatedActivation { width: width(out), tokens });
+            Op::GatedActivation { out, activation, .. } => {
+                add(FLOAT, CaseOp::GatedActivation { width: width(out), tokens, activation: *activation });
             }
+            Op::SoftCap { x, cap } => add(FLOAT, CaseOp::SoftCap { width: width(x), tokens, cap: *cap }),
             Op::CheckFinite { x } => add(EXACT, CaseOp::CheckFinite { width: width(x), tokens }),
             Op::SelectRows { x, .. } => {
                 add(EXACT, CaseOp::SelectRows { width: width(x), tokens, logit_rows: 2 });
@@ -136,6 +137,11 @@ pub(crate) fn checks(
         }
     }
     Ok(checks)
+}
+
+fn turn_of(program: &Program, rotary: &Rotary) -> TurnCase {
+    let pairs = program.weights[rotary.inv_freq.index()].shape[0];
+    TurnCase { pairing: rotary.pairing, pairs, amplitude: rotary.amplitude }
 }
 
 /// Runs the checks; kernels that fail join `plain` and are tested again. Returns what was replaced and why. `tested` is told

@@ -1,7 +1,7 @@
-// out = silu(x[:, :n]) * x[:, n:].
+// out = act(x[:, :n]) * x[:, n:].
 // x [tokens, 2 n]; out [tokens, n]; n a multiple of 4. A lane owns four elements of out.
 // Tolerance 2e-6 rms (the exponential is within 2 units in the last place).
-//!use shared/silu.wgsl
+//!use shared/activation.wgsl
 //!targets spirv msl hlsl glsl
 struct Params { out_quads: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
@@ -17,5 +17,5 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
     }
     let gate = x[2u * id.y * params.out_quads + id.x];
     let up = x[(2u * id.y + 1u) * params.out_quads + id.x];
-    out[id.y * params.out_quads + id.x] = vec4f(silu(gate.x), silu(gate.y), silu(gate.z), silu(gate.w)) * up;
+    out[id.y * params.out_quads + id.x] = vec4f(activate(gate.x), activate(gate.y), activate(gate.z), activate(gate.w)) * up;
 }

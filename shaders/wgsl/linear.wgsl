@@ -8,7 +8,7 @@
 // same SPLITS give the same bits for any number of tokens. Tolerance 2e-6 rms (order of the sum).
 // With NORM a row of x is multiplied as rms_norm.wgsl would leave it, with the same bits where that has as many lanes as sum the
 // squares here (see input/): each workgroup finds its tokens' factors first, then takes several blocks of rows.
-// With GATED the matrix is two of `rows` rows, whole panels, one behind the other: out = silu(x . gate) * (x . up).
+// With GATED the matrix is two of `rows` rows, whole panels, one behind the other: out = act(x . gate) * (x . up).
 // With ADD the sums are added to out.
 // x and out have room for whole tiles of tokens; in_features is a multiple of 32.
 //!use format/q4_1.wgsl as FORMAT
@@ -16,7 +16,7 @@
 //!use input/own.wgsl as INPUT
 //!use shared/dot4.wgsl
 //!use shared/rms.wgsl
-//!use shared/silu.wgsl
+//!use shared/activation.wgsl
 //!targets spirv msl hlsl glsl
 struct Params {
     groups: u32,
@@ -166,7 +166,7 @@ fn block(index: u32, first_token: u32, factors: array<f32, TOKENS>, lane: Lane) 
             for (var t = 0u; t < TOKENS; t++) {
                 var value = total[t * ROWS + r] + add;
                 if GATED {
-                    value *= silu(gate[t * ROWS + r]);
+                    value *= activate(gate[t * ROWS + r]);
                 }
                 let at = (first_token + t) * params.out_stride + params.out_column + row;
                 if ADD {

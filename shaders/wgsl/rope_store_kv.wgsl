@@ -1,8 +1,8 @@
-// q and k turn by positions[t] * inv_freq[i] as in rope.wgsl; k so turned and v go to slots[t] as in store_kv.wgsl.
-// x [tokens, stride]: heads of q, then of k, from column offset on; v's kv_heads from v_offset on; inv_freq [head_dim / 2];
+// q and k turn by positions[t] * inv_freq[i], times amplitude, as in rope.wgsl; k so turned and v go to slots[t] as in store_kv.wgsl.
+// x [tokens, stride]: heads of q, then of k, from column offset on; v's kv_heads from v_offset on; inv_freq [pairs];
 // positions, slots [tokens]; keys, values: planes [blocks, kv_heads, block_size, head_dim]. q is turned in place.
-// A lane owns the quads j and j + half_quads of a head: four pairs, with INTERLEAVED neighbours, else across the quads.
-// Tolerance 2e-6 rms (sine and cosine within 3e-7). head_dim is a multiple of 8, strides and offsets of 4; positions < 2^18.
+// A lane owns two quads of a head: four pairs, with INTERLEAVED neighbours, else across the quads; or what lies past the pairs.
+// Tolerance 2e-6 rms (sine and cosine within 3e-7). head_dim and twice the pairs are multiples of 8, strides and offsets of 4; positions < 2^18.
 // Method: Su et al. 2021, RoFormer.
 //!use shared/sin_cos.wgsl
 //!use kv_store/f16.wgsl as KV
@@ -14,6 +14,9 @@ struct Params {
     q_heads: u32,
     kv_heads: u32,
     half_quads: u32,
+    // Quads of pairs.
+    pair_quads: u32,
+    amplitude: f32,
     block_size: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
@@ -29,8 +32,8 @@ const LANES: u32 = 32u; //!set lanes per workgroup, along the heads
 
 // Pairs of neighbours: first at `pair`, then the one after it.
 fn turn_neighbours(quad: vec4f, position: f32, pair: u32) -> vec4f {
-    let a = sin_cos(position * inv_freq[pair]);
-    let b = sin_cos(position * inv_freq[pair + 1u]);
+    let a = sin_cos(position * inv_freq[pair]) * params.amplitude;
+    let b = sin_cos(position * inv_freq[pair + 1u]) * params.amplitude;
     return quad * vec4f(a.y, a.y, b.y, b.y) + quad.yxwz * vec4f(-a.x, a.x, -b.x, b.x);
 }
 
@@ -45,41 +48,45 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
     }
     let column = select(params.offset_quads + head * 2u * params.half_quads,
         params.v_offset_quads + (head - kv_first) * 2u * params.half_quads, is_value);
-    let at = id.y * params.stride_quads + column + j;
-    var low = x[at];
-    var high = x[at + params.half_quads];
-    if !is_value {
+    // The quads of its pairs, else two neighbours behind all pairs.
+    let is_turned = j < params.pair_quads;
+    let first = select(2u * j, j, is_turned);
+    let second = select(2u * j + 1u, j + params.pair_quads, is_turned);
+    let at = id.y * params.stride_quads + column;
+    var low = x[at + first];
+    var high = x[at + second];
+    if !is_value && is_turned {
         let position = f32(positions[id.y]);
         if INTERLEAVED {
-            low = turn_neighbours(low, position, 2u * j);
-            high = turn_neighbours(high, position, 2u * (j + params.half_quads));
+            low = turn_neighbours(low, position, 2u * first);
+            high = turn_neighbours(high, position, 2u * second);
         } else {
             var sin: vec4f;
             var cos: vec4f;
             for (var i = 0u; i < 4u; i++) {
-                let turn = sin_cos(position * inv_freq[4u * j + i]);
+                let turn = sin_cos(position * inv_freq[4u * j + i]) * params.amplitude;
                 sin[i] = turn.x;
                 cos[i] = turn.y;
             }
-            let first = low;
-            low = first * cos - high * sin;
-            high = high * cos + first * sin;
+            let unturned = low;
+            low = unturned * cos - high * sin;
+            high = high * cos + unturned * sin;
         }
     }
     if head < params.q_heads {
-        x[at] = low;
-        x[at + params.half_quads] = high;
+        x[at + first] = low;
+        x[at + second] = high;
         return;
     }
     let slot = slots[id.y];
     let block = slot / params.block_size;
     let entry = (block * params.kv_heads + head - kv_first) * params.block_size + slot % params.block_size;
-    let quad = entry * 2u * params.half_quads + j;
+    let quad = entry * 2u * params.half_quads;
     if is_value {
-        store_value(quad, low);
-        store_value(quad + params.half_quads, high);
+        store_value(quad + first, low);
+        store_value(quad + second, high);
     } else {
-        store_key(quad, low);
-        store_key(quad + params.half_quads, high);
+        store_key(quad + first, low);
+        store_key(quad + second, high);
     }
 }

@@ -37,7 +37,7 @@ fn line_of(text: &str, needle: &str) -> usize {
     text.lines().position(|line| line.contains(needle)).expect(needle) + 1
 }
 
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 17] = [
     "add",
     "attention",
     "attention_combine",
@@ -53,6 +53,7 @@ const NAMES: [&str; 16] = [
     "sample_pick",
     "sample_scan",
     "select_rows",
+    "soft_cap",
     "store_kv",
 ];
 

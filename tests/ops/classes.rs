@@ -44,6 +44,7 @@ fn selection(class: DeviceClass) -> Vec<Case> {
         CaseOp::RmsNorm { width, .. }
         | CaseOp::Add { width, .. }
         | CaseOp::GatedActivation { width, .. }
+        | CaseOp::SoftCap { width, .. }
         | CaseOp::CheckFinite { width, .. }
         | CaseOp::SelectRows { width, .. } => [40, 1536].contains(width),
         CaseOp::NormHeads { .. } | CaseOp::Rope { .. } | CaseOp::Sample(_) => true,

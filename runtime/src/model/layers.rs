@@ -1,327 +1,254 @@
-//! What architectures share: a builder that finds tensors by house name, and the blocks of a decoder.
+//! The blocks of a decoder: attention and gated MLP around one residual, RMS norms, grouped queries.
 //!
-//! Invariant: a tensor's shape is checked against the program where it is bound, and a tensor of the file that nothing
-//! reads is an error: a bias or norm that this build ignored would change the answer. Called by the architectures.
+//! Invariant: what families have besides sizes is a field of `DecoderSpec` or `LayerSpec`; no family's name stands here.
+//! Called by the architectures.
 
-use std::collections::HashMap;
-
+use super::builder::{Builder, Part};
 use super::config::DecoderConfig;
-use super::{Model, ModelInfo};
+use super::names::Name;
+use super::rope::RopeTable;
+use super::{LoadOptions, Model};
 use crate::error::LoadError;
 use crate::ids::{Layer, Slot, WeightId};
 use crate::program::{
-    Activation, FusedNorm, KvDtype, LinearEnd, LinearPart, Op, Plane, Program, RopePairing, RowDim, SlotInfo,
-    StateSpec, View, WeightInfo, check::check,
+    Activation, FusedNorm, LinearEnd, LinearPart, Op, Plane, RopePairing, Rotary, RowDim, SlotInfo, StateSpec, View,
 };
-use crate::weights::{Checkpoint, Container, HostTensor, WeightFormat};
-
-/// One tensor's names, without `.weight` or `.bias`; `{i}` is the layer.
-pub(super) struct Name {
-    /// In programs and dumps.
-    pub house: &'static str,
-    /// In GGUF files.
-    pub gguf: &'static str,
-    /// In Hugging Face files.
-    pub hf: &'static str,
-}
+use crate::weights::Checkpoint;
 
 /// What a decoder has besides its sizes.
 pub(super) struct DecoderSpec {
     /// The architecture's house name.
     pub architecture: &'static str,
     /// Where its tensors are.
-    pub names: &'static [Name],
-    /// Norms of each head of q and k before RoPE.
-    pub qk_norm: bool,
+    pub names: &'static [&'static [Name]],
     /// Which pairs RoPE turns in this file.
     pub pairing: RopePairing,
+    /// Rotary embeddings that layers choose among, with the names of their tables.
+    pub ropes: Vec<(&'static str, RopeTable)>,
+    /// One per layer.
+    pub layers: Vec<LayerSpec>,
+    /// Norms of each head of q and k before RoPE.
+    pub qk_norm: bool,
+    /// Whether q, k and v are one matrix, and gate and up another.
+    pub is_fused: bool,
+    /// Norms of what attention and MLP give before it is added.
+    pub post_norms: bool,
+    /// Added to every norm's weight as it is stored.
+    pub norm_offset: f32,
+    /// Biases; `None`: where the file has them.
+    pub biases: Biases,
+    /// Multiplies q·k.
+    pub attention_scale: f32,
+    /// Soft cap of scores.
+    pub attention_cap: Option<f32>,
+    /// Multiplies embeddings.
+    pub embed_scale: f32,
+    /// Soft cap of logits.
+    pub logit_cap: Option<f32>,
+    /// The gate's nonlinearity.
+    pub activation: Activation,
 }
 
-/// A tensor that some program reads or that may be ignored, by the end of its name in the file.
-const IGNORED: &[&str] = &["rotary_emb.inv_freq"];
-
-/// A program and its tensors in the making.
-struct Builder<'a> {
-    checkpoint: &'a Checkpoint,
-    names: &'static [Name],
-    program: Program,
-    weights: Vec<HostTensor>,
-    /// By name in the file.
-    bound: HashMap<String, WeightId>,
+/// Which linears have biases; `None`: look whether the tensors are there.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Biases {
+    pub qkv: Option<bool>,
+    pub o: Option<bool>,
+    pub mlp: Option<bool>,
 }
 
-/// One matrix of a linear, by house name.
-struct Part<'a> {
-    name: &'a str,
-    out_features: u32,
-    /// `None`: if the file has one.
-    bias: Option<bool>,
+/// What layers of one model may differ in.
+#[derive(Clone, Copy)]
+pub(super) struct LayerSpec {
+    /// Positions that a token sees, its own included.
+    pub window: Option<u32>,
+    /// Index into `DecoderSpec::ropes`.
+    pub rope: Option<usize>,
 }
 
-/// The pre-norm decoder of Llama and its kin: attention and gated MLP around one residual, RMS norms, grouped queries.
+impl DecoderSpec {
+    /// Llama's decoder: the fields that most families share.
+    pub fn plain(architecture: &'static str, names: &'static [&'static [Name]], config: &DecoderConfig) -> Self {
+        Self {
+            architecture,
+            names,
+            pairing: RopePairing::Half,
+            ropes: Vec::new(),
+            layers: vec![LayerSpec { window: None, rope: Some(0) }; config.num_layers as usize],
+            qk_norm: false,
+            is_fused: false,
+            post_norms: false,
+            norm_offset: 0.0,
+            biases: Biases::default(),
+            attention_scale: 1.0 / (config.head_dim as f32).sqrt(),
+            attention_cap: None,
+            embed_scale: 1.0,
+            logit_cap: None,
+            activation: Activation::Silu,
+        }
+    }
+
+    /// With one rotary embedding for all layers.
+    pub fn with_rope(mut self, table: RopeTable) -> Self {
+        self.ropes = vec![("rope.inv_freq", table)];
+        self
+    }
+
+    /// With these windows, one per layer; one that no context outgrows is none.
+    pub fn with_windows(mut self, windows: &[Option<u32>], config: &DecoderConfig) -> Self {
+        for (layer, window) in self.layers.iter_mut().zip(windows) {
+            layer.window = window.filter(|&window| window < config.max_position);
+        }
+        self
+    }
+}
+
+/// Builds a decoder.
 pub(super) fn decoder(
     checkpoint: &Checkpoint,
-    kv_dtype: KvDtype,
+    options: &LoadOptions,
     config: &DecoderConfig,
     spec: &DecoderSpec,
 ) -> Result<Model, LoadError> {
-    let mut builder = Builder::new(checkpoint, spec);
+    let mut builder = Builder::new(checkpoint, spec.architecture, spec.names);
     let vocab = builder.vocab_size("embed", config)?;
     let table = builder.weight("embed", &[vocab, config.hidden])?;
-    let inv_freq = builder.inv_freq(config)?;
-    let residual = builder.slot("residual", RowDim::Tokens, config.hidden);
-    builder.push(Op::Embed { table, out: residual });
-    for i in 0..config.num_layers {
-        builder.attention(i, residual, Attention { config, spec, inv_freq, kv_dtype })?;
-        builder.mlp(i, residual, config)?;
+    let mut ropes = Vec::new();
+    for (name, rope) in &spec.ropes {
+        ropes.push(builder.rotary(name, rope, spec.pairing)?);
     }
-    builder.head(residual, table, vocab, config)?;
-    builder.finish(vocab, config, spec)
+    let residual = builder.slot("residual", RowDim::Tokens, config.hidden);
+    builder.push(Op::Embed { table, scale: spec.embed_scale, out: residual });
+    let mut decoder = Decoder { builder, options, config, spec, ropes, residual };
+    for (i, layer) in spec.layers.iter().enumerate() {
+        decoder.attention(i as u32, layer)?;
+        decoder.mlp(i as u32)?;
+    }
+    decoder.head(table, vocab)?;
+    decoder.builder.finish(vocab, config)
 }
 
-/// What an attention block is built from.
-struct Attention<'a> {
+/// A decoder in the making.
+struct Decoder<'a> {
+    builder: Builder<'a>,
+    options: &'a LoadOptions,
     config: &'a DecoderConfig,
     spec: &'a DecoderSpec,
-    inv_freq: WeightId,
-    kv_dtype: KvDtype,
+    ropes: Vec<Rotary>,
+    residual: Slot,
 }
 
-impl<'a> Builder<'a> {
-    fn new(checkpoint: &'a Checkpoint, spec: &DecoderSpec) -> Self {
-        let program = Program { name: spec.architecture.into(), ..Program::default() };
-        Self { checkpoint, names: spec.names, program, weights: Vec::new(), bound: HashMap::new() }
-    }
-
-    fn push(&mut self, op: Op) {
-        self.program.ops.push(op);
-    }
-
-    fn slot(&mut self, name: &str, rows: RowDim, width: u32) -> Slot {
-        self.program.slots.push(SlotInfo { name: name.into(), rows, width });
-        Slot(self.program.slots.len() as u32 - 1)
-    }
-
-    /// The name in the file of `layers.3.attn.q` and the like, with `.weight` or `.bias`.
-    fn file_name(&self, house: &str, suffix: &str) -> String {
-        let layer = house.strip_prefix("layers.").and_then(|rest| rest.split('.').next()).unwrap_or_default();
-        let row = self.names.iter().find(|name| name.house.replace("{i}", layer) == house);
-        let row = row.unwrap_or_else(|| panic!("'{house}' is not in the architecture's name table"));
-        let stem = match self.checkpoint.container {
-            Container::Gguf(_) => row.gguf,
-            Container::HuggingFace { .. } => row.hf,
-        };
-        format!("{}.{suffix}", stem.replace("{i}", layer))
-    }
-
-    fn tensor_error(&self, tensor: &str, expected: impl Into<String>, got: impl Into<String>) -> LoadError {
-        let (path, tensor) = (self.checkpoint.path.clone(), tensor.into());
-        LoadError::Tensor { path, tensor, expected: expected.into(), got: got.into() }
-    }
-
-    /// Rows of the embedding; a config that says another number is wrong.
-    fn vocab_size(&self, house: &str, config: &DecoderConfig) -> Result<u32, LoadError> {
-        let name = self.file_name(house, "weight");
-        let shape = match self.checkpoint.tensors.get(&name) {
-            Some(tensor) => tensor.shape.as_slice(),
-            None if self.checkpoint.dummy => &[config.vocab_size.unwrap_or(0) as usize],
-            None => return Err(self.tensor_error(&name, "a matrix", "nothing")),
-        };
-        let rows = shape.first().and_then(|&rows| u32::try_from(rows).ok()).unwrap_or(0);
-        let expected = config.vocab_size.unwrap_or(rows);
-        if rows == 0 || rows != expected {
-            return Err(self.tensor_error(&name, format!("{expected} rows (vocab_size)"), format!("{shape:?}")));
-        }
-        Ok(rows)
-    }
-
-    fn weight(&mut self, house: &str, shape: &[u32]) -> Result<WeightId, LoadError> {
-        self.bind(house, self.file_name(house, "weight"), shape)
-    }
-
-    /// Binds a tensor of the file under a house name, once.
-    fn bind(&mut self, house: &str, file_name: String, shape: &[u32]) -> Result<WeightId, LoadError> {
-        let expected: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
-        let tensor = match self.checkpoint.tensors.get(&file_name) {
-            Some(tensor) => tensor.clone(),
-            None if self.checkpoint.dummy => made_up(&file_name, expected.clone(), self.weights.len() as u64),
-            None => return Err(self.tensor_error(&file_name, format!("shape {expected:?}"), "nothing")),
-        };
-        if tensor.shape != expected {
-            return Err(self.tensor_error(&file_name, format!("shape {expected:?}"), format!("{:?}", tensor.shape)));
-        }
-        if shape.len() == 1 && tensor.format.block_len() != 1 {
-            return Err(self.tensor_error(&file_name, "a vector of floats", format!("{:?}", tensor.format)));
-        }
-        let id = self.add(house, tensor);
-        self.bound.insert(file_name, id);
-        Ok(id)
-    }
-
-    fn add(&mut self, house: &str, tensor: HostTensor) -> WeightId {
-        let shape = tensor.shape.iter().map(|&d| d as u32).collect();
-        self.program.weights.push(WeightInfo { name: house.into(), shape });
-        self.weights.push(tensor);
-        WeightId(self.weights.len() as u32 - 1)
-    }
-
-    /// RoPE's frequencies; a GGUF file of the Llama 3 kind has a divisor for each.
-    fn inv_freq(&mut self, config: &DecoderConfig) -> Result<WeightId, LoadError> {
-        const FACTORS: &str = "rope_freqs.weight";
-        let mut inv_freq = config.rope.inv_freq(config.head_dim);
-        if let Some(factors) = self.checkpoint.tensors.get(FACTORS) {
-            if factors.shape != [inv_freq.len()] {
-                let expected = format!("shape [{}]", inv_freq.len());
-                return Err(self.tensor_error(FACTORS, expected, format!("{:?}", factors.shape)));
-            }
-            let factors = factors.to_f32();
-            if let Some(bad) = factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
-                return Err(self.tensor_error(FACTORS, "positive numbers", bad.to_string()));
-            }
-            inv_freq.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
-        }
-        if let Some(bad) = inv_freq.iter().find(|frequency| !frequency.is_finite()) {
-            let (path, problem) = (self.checkpoint.path.clone(), format!("{:?} makes a frequency {bad}", config.rope));
-            return Err(LoadError::Config { path, key: "rope".into(), problem });
-        }
-        let tensor = HostTensor::from_f32("rope.inv_freq", vec![inv_freq.len()], &inv_freq);
-        let id = self.add("rope.inv_freq", tensor);
-        self.bound.insert(FACTORS.into(), id);
-        Ok(id)
-    }
-
-    /// The matrix of a linear over `in_features`, with its bias.
-    fn part(&mut self, part: &Part<'_>, in_features: u32) -> Result<LinearPart, LoadError> {
-        let weight = self.weight(part.name, &[part.out_features, in_features])?;
-        let bias = self.file_name(part.name, "bias");
-        let has_bias = part.bias.unwrap_or_else(|| self.checkpoint.tensors.contains_key(&bias));
-        let bias = has_bias.then(|| self.bind(&format!("{}.bias", part.name), bias, &[part.out_features]));
-        Ok(LinearPart { weight, bias: bias.transpose()? })
-    }
-
+impl Decoder<'_> {
     /// The norm that a block begins with, for the linear that reads it.
-    fn norm(&mut self, house: &str, normed: &str, config: &DecoderConfig) -> Result<FusedNorm, LoadError> {
-        let weight = self.weight(house, &[config.hidden])?;
-        Ok(FusedNorm { weight, eps: config.rms_eps, normed: self.slot(normed, RowDim::Tokens, config.hidden) })
+    fn norm(&mut self, house: &str, normed: &str) -> Result<FusedNorm, LoadError> {
+        let weight = self.builder.norm_weight(house, self.config.hidden, self.spec.norm_offset)?;
+        let normed = self.builder.slot(normed, RowDim::Tokens, self.config.hidden);
+        Ok(FusedNorm { weight, eps: self.config.rms_eps, normed })
     }
 
-    /// `residual += x · partᵀ`, as a block ends.
-    fn add_linear(&mut self, residual: Slot, x: Slot, product: &str, part: &Part<'_>) -> Result<(), LoadError> {
-        let part = self.part(part, self.program.slots[x.index()].width)?;
-        let SlotInfo { rows, width, .. } = self.program.slots[residual.index()];
-        let end = LinearEnd::Add { product: self.slot(product, rows, width) };
-        self.push(Op::FusedLinear { x, norm: None, parts: vec![part], end, out: residual });
+    /// `residual += x · partᵀ`, normed before it is added where the family does so, as a block ends.
+    fn add_linear(&mut self, x: Slot, block: &str, product: &str, part: &Part<'_>) -> Result<(), LoadError> {
+        let part = self.builder.part(part, self.builder.width(x))?;
+        let out = self.residual;
+        let SlotInfo { rows, width, .. } = self.builder.program.slots[out.index()];
+        let product_slot = self.builder.slot(product, rows, width);
+        if !self.spec.post_norms {
+            let end = LinearEnd::Add { product: product_slot };
+            self.builder.push(Op::FusedLinear { x, norm: None, parts: vec![part], end, out });
+            return Ok(());
+        }
+        self.builder.push(Op::Linear { x, parts: vec![part], out: product_slot });
+        let FusedNorm { weight, eps, normed } =
+            self.norm(&format!("{block}.post_norm"), &format!("{product}_normed"))?;
+        self.builder.push(Op::RmsNorm { x: product_slot, weight, eps, out: normed });
+        self.builder.push(Op::Add { residual: out, x: normed });
         Ok(())
     }
 
     /// Norm, q, k and v in one slot, RoPE over q and k as neighbours with the store, attend, project, add.
-    fn attention(&mut self, i: u32, residual: Slot, block: Attention<'_>) -> Result<(), LoadError> {
-        let Attention { config, spec, inv_freq, kv_dtype } = block;
+    fn attention(&mut self, i: u32, layer: &LayerSpec) -> Result<(), LoadError> {
+        let (config, spec) = (self.config, self.spec);
         let DecoderConfig { heads, kv_heads, head_dim, .. } = *config;
         let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
         let house = |name: &str| format!("layers.{i}.attn.{name}");
-        let bias = config.attention_bias;
-        let norm = self.norm(&house("norm"), &format!("l{i}.attn_in"), config)?;
-        let mut parts = Vec::new();
-        for (name, out_features) in [("q", q_width), ("k", kv_width), ("v", kv_width)] {
-            parts.push(self.part(&Part { name: &house(name), out_features, bias }, config.hidden)?);
-        }
-        let qkv = self.slot(&format!("l{i}.qkv"), RowDim::Tokens, q_width + 2 * kv_width);
-        self.push(Op::FusedLinear { x: residual, norm: Some(norm), parts, end: LinearEnd::Store, out: qkv });
+        let norm = self.norm(&house("norm"), &format!("l{i}.attn_in"))?;
+        let separate: &[(&str, u32)] = &[("q", q_width), ("k", kv_width), ("v", kv_width)];
+        let parts = if spec.is_fused { &[("qkv", q_width + 2 * kv_width)] } else { separate };
+        let parts = self.parts(parts.iter().map(|&(name, rows)| (house(name), rows)), spec.biases.qkv)?;
+        let qkv = self.builder.slot(&format!("l{i}.qkv"), RowDim::Tokens, q_width + 2 * kv_width);
+        let x = self.residual;
+        self.builder.push(Op::FusedLinear { x, norm: Some(norm), parts, end: LinearEnd::Store, out: qkv });
         let view = |offset, width| View { slot: qkv, offset, width };
         let (q, k, v) = (view(0, q_width), view(q_width, kv_width), view(q_width + kv_width, kv_width));
         if spec.qk_norm {
             for (name, x) in [("q_norm", q), ("k_norm", k)] {
-                let weight = self.weight(&house(name), &[head_dim])?;
-                self.push(Op::NormHeads { x, weight, eps: config.rms_eps });
+                let weight = self.builder.norm_weight(&house(name), head_dim, spec.norm_offset)?;
+                self.builder.push(Op::NormHeads { x, weight, eps: config.rms_eps });
             }
         }
-        let plane = Plane { heads: kv_heads, dim: head_dim, dtype: kv_dtype };
-        self.program.states.push(StateSpec::Paged { planes: vec![plane, plane] });
-        let layer = Layer(i);
-        let pairing = spec.pairing;
-        self.push(Op::RopeStoreKv { x: view(0, q_width + kv_width), v, inv_freq, pairing, head_dim, layer });
-        let out = self.slot(&format!("l{i}.attn"), RowDim::Tokens, q_width);
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let (window, soft_cap, sinks) = (None, None, None);
-        self.push(Op::Attention { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out });
-        let part = Part { name: &house("o"), out_features: config.hidden, bias };
-        self.add_linear(residual, out, &format!("l{i}.attn_out"), &part)
+        let plane = Plane { heads: kv_heads, dim: head_dim, dtype: self.options.kv_dtype };
+        self.builder.program.states.push(StateSpec::Paged { planes: vec![plane, plane] });
+        let state = Layer(i);
+        self.builder.push(match layer.rope {
+            Some(rope) => {
+                let (x, rotary) = (view(0, q_width + kv_width), self.ropes[rope]);
+                Op::RopeStoreKv { x, v, rotary, head_dim, layer: state }
+            }
+            None => Op::StoreKv { k, v, layer: state },
+        });
+        let out = self.builder.slot(&format!("l{i}.attn"), RowDim::Tokens, q_width);
+        let (scale, window, soft_cap, sinks) = (spec.attention_scale, layer.window, spec.attention_cap, None);
+        self.builder.push(Op::Attention { q, layer: state, heads, head_dim, scale, window, soft_cap, sinks, out });
+        let part = Part { name: &house("o"), out_features: config.hidden, bias: spec.biases.o };
+        self.add_linear(out, &format!("layers.{i}.attn"), &format!("l{i}.attn_out"), &part)
     }
 
-    fn mlp(&mut self, i: u32, residual: Slot, config: &DecoderConfig) -> Result<(), LoadError> {
+    /// Matrices that read one input, with their rows.
+    fn parts(
+        &mut self,
+        parts: impl Iterator<Item = (String, u32)>,
+        bias: Option<bool>,
+    ) -> Result<Vec<LinearPart>, LoadError> {
+        let hidden = self.config.hidden;
+        parts.map(|(name, out_features)| self.builder.part(&Part { name: &name, out_features, bias }, hidden)).collect()
+    }
+
+    fn mlp(&mut self, i: u32) -> Result<(), LoadError> {
+        let (n, spec) = (self.config.intermediate, self.spec);
         let house = |name: &str| format!("layers.{i}.mlp.{name}");
-        let (n, bias) = (config.intermediate, config.mlp_bias);
-        let norm = self.norm(&house("norm"), &format!("l{i}.mlp_in"), config)?;
-        let gate = self.part(&Part { name: &house("gate"), out_features: n, bias }, config.hidden)?;
-        let up = self.part(&Part { name: &house("up"), out_features: n, bias }, config.hidden)?;
-        let product = self.slot(&format!("l{i}.gate_up"), RowDim::Tokens, 2 * n);
-        let gated = self.slot(&format!("l{i}.gated"), RowDim::Tokens, n);
-        let end = LinearEnd::Gate { activation: Activation::Silu, product };
-        self.push(Op::FusedLinear { x: residual, norm: Some(norm), parts: vec![gate, up], end, out: gated });
-        let part = Part { name: &house("down"), out_features: config.hidden, bias };
-        self.add_linear(residual, gated, &format!("l{i}.mlp_out"), &part)
+        let norm = self.norm(&house("norm"), &format!("l{i}.mlp_in"))?;
+        let parts: &[(&str, u32)] = if spec.is_fused { &[("gate_up", 2 * n)] } else { &[("gate", n), ("up", n)] };
+        let parts = self.parts(parts.iter().map(|&(name, rows)| (house(name), rows)), spec.biases.mlp)?;
+        let product = self.builder.slot(&format!("l{i}.gate_up"), RowDim::Tokens, 2 * n);
+        let gated = self.builder.slot(&format!("l{i}.gated"), RowDim::Tokens, n);
+        let (x, end) = (self.residual, LinearEnd::Gate { activation: spec.activation, product });
+        self.builder.push(Op::FusedLinear { x, norm: Some(norm), parts, end, out: gated });
+        let part = Part { name: &house("down"), out_features: self.config.hidden, bias: spec.biases.mlp };
+        self.add_linear(gated, &format!("layers.{i}.mlp"), &format!("l{i}.mlp_out"), &part)
     }
 
     /// Final norm and vocabulary projection of the chosen rows, and the draw. A vocabulary has so many rows that every
     /// workgroup's norm of its own would cost more than a dispatch.
-    fn head(&mut self, residual: Slot, table: WeightId, vocab: u32, config: &DecoderConfig) -> Result<(), LoadError> {
-        self.push(Op::CheckFinite { x: residual });
-        let last = self.slot("last", RowDim::LogitRows, config.hidden);
-        self.push(Op::SelectRows { x: residual, out: last });
-        let normed = self.slot("normed", RowDim::LogitRows, config.hidden);
-        let weight = self.weight("norm", &[config.hidden])?;
-        self.push(Op::RmsNorm { x: last, weight, eps: config.rms_eps, out: normed });
-        let weight = if config.tied { table } else { self.weight("head", &[vocab, config.hidden])? };
+    fn head(&mut self, table: WeightId, vocab: u32) -> Result<(), LoadError> {
+        let (config, builder) = (self.config, &mut self.builder);
+        builder.push(Op::CheckFinite { x: self.residual });
+        let last = builder.slot("last", RowDim::LogitRows, config.hidden);
+        builder.push(Op::SelectRows { x: self.residual, out: last });
+        let normed = builder.slot("normed", RowDim::LogitRows, config.hidden);
+        let weight = builder.norm_weight("norm", config.hidden, self.spec.norm_offset)?;
+        builder.push(Op::RmsNorm { x: last, weight, eps: config.rms_eps, out: normed });
+        let weight = if config.tied { table } else { builder.weight("head", &[vocab, config.hidden])? };
         if config.tied {
             // A tied file may hold the head a second time.
-            self.bound.insert(self.file_name("head", "weight"), table);
+            builder.ignore(builder.file_name("head", "weight"));
         }
-        let logits = self.slot("logits", RowDim::LogitRows, vocab);
-        self.push(Op::Linear { x: normed, parts: vec![LinearPart { weight, bias: None }], out: logits });
-        self.push(Op::Sample { logits });
-        self.program.logits = Some(logits);
+        let logits = builder.slot("logits", RowDim::LogitRows, vocab);
+        builder.push(Op::Linear { x: normed, parts: vec![LinearPart { weight, bias: None }], out: logits });
+        if let Some(cap) = self.spec.logit_cap {
+            builder.push(Op::SoftCap { x: logits, cap });
+        }
+        builder.push(Op::Sample { logits });
+        builder.program.logits = Some(logits);
         Ok(())
     }
-
-    fn finish(self, vocab: u32, config: &DecoderConfig, spec: &DecoderSpec) -> Result<Model, LoadError> {
-        let mut names: Vec<&String> = self.checkpoint.tensors.keys().collect();
-        names.sort_unstable();
-        let is_known = |name: &str| self.bound.contains_key(name) || IGNORED.iter().any(|end| name.ends_with(end));
-        if let Some(name) = names.into_iter().find(|name| !is_known(name)) {
-            return Err(LoadError::Unsupported {
-                path: self.checkpoint.path.clone(),
-                what: "tensor",
-                name: name.clone(),
-                supported: format!("the tensors of {}", spec.architecture),
-            });
-        }
-        check(&self.program, &self.checkpoint.path)?;
-        let in_file = |w: &&HostTensor| w.name != "rope.inv_freq";
-        let num_elements = |w: &HostTensor| w.shape.iter().product::<usize>() as u64;
-        let info = ModelInfo {
-            architecture: spec.architecture,
-            vocab_size: vocab,
-            max_position: config.max_position,
-            num_parameters: self.weights.iter().filter(in_file).map(num_elements).sum(),
-            num_layers: config.num_layers,
-            hidden: config.hidden,
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-        };
-        Ok(Model { program: self.program, weights: self.weights, info })
-    }
-}
-
-/// A tensor for `--load-format dummy`: bf16, matrices uniform in ±0.05 (by a 64-bit LCG, the same every time), vectors 1.
-fn made_up(name: &str, shape: Vec<usize>, seed: u64) -> HostTensor {
-    let (len, is_vector) = (shape.iter().product::<usize>(), shape.len() == 1);
-    let mut state = seed;
-    let values = (0..len).flat_map(|_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let uniform = (state >> 40) as f32 / (1u32 << 24) as f32;
-        half::bf16::from_f32(if is_vector { 1.0 } else { 0.1 * uniform - 0.05 }).to_le_bytes()
-    });
-    HostTensor::owned(name, WeightFormat::Bf16, shape, values.collect::<Vec<u8>>())
 }

@@ -3,35 +3,42 @@
 //! Invariant: GGUF files of this family have Q and K rows permuted for interleaved rotary pairs, Hugging Face files not.
 //! Called by `registry`. Source: Touvron et al. 2023; Grattafiori et al. 2024, "The Llama 3 Herd of Models".
 
-use super::Model;
 use super::config::DecoderConfig;
-use super::layers::{DecoderSpec, Name, decoder};
+use super::layers::{Biases, DecoderSpec, decoder};
+use super::names::{ATTENTION, ENDS, MLP, MLP_NORM, Name};
+use super::reader::{Key, Reader};
+use super::rope::RopeReader;
+use super::{LoadOptions, Model};
 use crate::error::LoadError;
-use crate::program::{KvDtype, RopePairing};
-use crate::weights::{Checkpoint, Container};
+use crate::program::RopePairing;
+use crate::weights::Checkpoint;
 
-#[rustfmt::skip]
-const NAMES: &[Name] = &[
-    Name { house: "embed", gguf: "token_embd", hf: "model.embed_tokens" },
-    Name { house: "layers.{i}.attn.norm", gguf: "blk.{i}.attn_norm", hf: "model.layers.{i}.input_layernorm" },
-    Name { house: "layers.{i}.attn.q", gguf: "blk.{i}.attn_q", hf: "model.layers.{i}.self_attn.q_proj" },
-    Name { house: "layers.{i}.attn.k", gguf: "blk.{i}.attn_k", hf: "model.layers.{i}.self_attn.k_proj" },
-    Name { house: "layers.{i}.attn.v", gguf: "blk.{i}.attn_v", hf: "model.layers.{i}.self_attn.v_proj" },
-    Name { house: "layers.{i}.attn.o", gguf: "blk.{i}.attn_output", hf: "model.layers.{i}.self_attn.o_proj" },
-    Name { house: "layers.{i}.mlp.norm", gguf: "blk.{i}.ffn_norm", hf: "model.layers.{i}.post_attention_layernorm" },
-    Name { house: "layers.{i}.mlp.gate", gguf: "blk.{i}.ffn_gate", hf: "model.layers.{i}.mlp.gate_proj" },
-    Name { house: "layers.{i}.mlp.up", gguf: "blk.{i}.ffn_up", hf: "model.layers.{i}.mlp.up_proj" },
-    Name { house: "layers.{i}.mlp.down", gguf: "blk.{i}.ffn_down", hf: "model.layers.{i}.mlp.down_proj" },
-    Name { house: "norm", gguf: "output_norm", hf: "model.norm" },
-    Name { house: "head", gguf: "output", hf: "lm_head" },
-];
+pub(super) const NAMES: &[&[Name]] = &[ENDS, ATTENTION, MLP_NORM, MLP];
 
-pub(super) fn load(checkpoint: &Checkpoint, kv_dtype: KvDtype) -> Result<Model, LoadError> {
-    let config = DecoderConfig::read(checkpoint)?;
-    let pairing = match checkpoint.container {
-        Container::Gguf(_) => RopePairing::Interleaved,
-        Container::HuggingFace { .. } => RopePairing::Half,
+pub(super) fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Model, LoadError> {
+    let reader = Reader::new(checkpoint, &[])?;
+    let config = DecoderConfig::read(&reader, false)?;
+    let rope = RopeReader::new(reader, &config, options).read(None)?;
+    let spec = DecoderSpec {
+        pairing: pairing(&reader),
+        biases: biases(&reader)?,
+        ..DecoderSpec::plain("llama", NAMES, &config).with_rope(rope.table())
     };
-    let spec = DecoderSpec { architecture: "llama", names: NAMES, qk_norm: false, pairing };
-    decoder(checkpoint, kv_dtype, &config, &spec)
+    reader.expect_activation(&["silu"])?;
+    decoder(checkpoint, options, &config, &spec)
+}
+
+/// The pairs of families whose GGUF converter permutes rows.
+pub(super) fn pairing(reader: &Reader<'_>) -> RopePairing {
+    if reader.is_hf() { RopePairing::Half } else { RopePairing::Interleaved }
+}
+
+/// Biases where `config.json` has switches for them.
+pub(super) fn biases(reader: &Reader<'_>) -> Result<Biases, LoadError> {
+    if !reader.is_hf() {
+        return Ok(Biases::default());
+    }
+    let switch = |hf| Ok::<_, LoadError>(Some(reader.bool(Key { hf, gguf: "" })?.unwrap_or(false)));
+    let attention = switch("attention_bias")?;
+    Ok(Biases { qkv: attention, o: attention, mlp: switch("mlp_bias")? })
 }

@@ -2,12 +2,19 @@
 //!
 //! Invariant: a new architecture touches two places, its own file and one line of `registry`.
 
+mod builder;
 mod config;
+mod gemma;
 mod layers;
 mod llama;
-mod qwen3;
+mod mistral;
+mod names;
+mod phi3;
+mod qwen;
+mod reader;
 mod registry;
 mod rope;
+mod smollm3;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -49,10 +56,25 @@ pub struct ModelInfo {
     pub head_dim: u32,
 }
 
+/// What a program depends on besides its checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadOptions {
+    /// Type of the KV cache.
+    pub kv_dtype: KvDtype,
+    /// The context that the engine will be built for, in tokens; `None`: the checkpoint's. LongRoPE's factors depend on it.
+    pub max_model_len: Option<u32>,
+}
+
+impl From<KvDtype> for LoadOptions {
+    fn from(kv_dtype: KvDtype) -> Self {
+        Self { kv_dtype, max_model_len: None }
+    }
+}
+
 /// Builds the model of a checkpoint.
 ///
 /// # Errors
 /// Unknown architecture, missing or misshapen tensors, bad configuration values.
-pub fn load(checkpoint: &Checkpoint, kv_dtype: KvDtype) -> Result<Model, LoadError> {
-    registry::load(checkpoint, kv_dtype)
+pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Model, LoadError> {
+    registry::load(checkpoint, &options.into())
 }

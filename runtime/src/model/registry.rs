@@ -2,9 +2,8 @@
 //!
 //! Invariant: a checkpoint's own name for its architecture decides; an unknown one is an error that lists what is known.
 
-use super::{Model, llama, qwen3};
+use super::{LoadOptions, Model, gemma, llama, mistral, phi3, qwen, smollm3};
 use crate::error::LoadError;
-use crate::program::KvDtype;
 use crate::weights::{Checkpoint, Container};
 
 /// An architecture under its names in the two kinds of container.
@@ -14,15 +13,21 @@ pub(super) struct Architecture {
     /// Values of `general.architecture`.
     pub gguf: &'static [&'static str],
     /// Builds the model.
-    pub load: fn(&Checkpoint, KvDtype) -> Result<Model, LoadError>,
+    pub load: fn(&Checkpoint, &LoadOptions) -> Result<Model, LoadError>,
 }
 
 const ARCHITECTURES: &[Architecture] = &[
     Architecture { hf: &["LlamaForCausalLM"], gguf: &["llama"], load: llama::load },
-    Architecture { hf: &["Qwen3ForCausalLM"], gguf: &["qwen3"], load: qwen3::load },
+    Architecture { hf: &["MistralForCausalLM"], gguf: &[], load: mistral::load },
+    Architecture { hf: &["Qwen2ForCausalLM"], gguf: &["qwen2"], load: qwen::load_2 },
+    Architecture { hf: &["Qwen3ForCausalLM"], gguf: &["qwen3"], load: qwen::load_3 },
+    Architecture { hf: &["Gemma2ForCausalLM"], gguf: &["gemma2"], load: gemma::load_2 },
+    Architecture { hf: &["Gemma3ForCausalLM"], gguf: &["gemma3"], load: gemma::load_3 },
+    Architecture { hf: &["Phi3ForCausalLM"], gguf: &["phi3"], load: phi3::load },
+    Architecture { hf: &["SmolLM3ForCausalLM"], gguf: &["smollm3"], load: smollm3::load },
 ];
 
-pub(super) fn load(checkpoint: &Checkpoint, kv_dtype: KvDtype) -> Result<Model, LoadError> {
+pub(super) fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Model, LoadError> {
     let names = |a: &Architecture| match checkpoint.container {
         Container::Gguf(_) => a.gguf,
         Container::HuggingFace { .. } => a.hf,
@@ -47,5 +52,5 @@ pub(super) fn load(checkpoint: &Checkpoint, kv_dtype: KvDtype) -> Result<Model, 
             supported: supported.join(", "),
         });
     };
-    (architecture.load)(checkpoint, kv_dtype)
+    (architecture.load)(checkpoint, options)
 }

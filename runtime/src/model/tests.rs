@@ -124,7 +124,7 @@ fn a_sound_checkpoint_loads() {
 fn gguf_pairs_are_interleaved_and_rope_freqs_divide() {
     let model = build(&gguf()).expect("sound");
     let rope = model.program.ops.iter().find_map(|op| match op {
-        Op::RopeStoreKv { pairing, inv_freq, .. } => Some((*pairing, model.weights[inv_freq.index()].to_f32())),
+        Op::RopeStoreKv { rotary, .. } => Some((rotary.pairing, model.weights[rotary.inv_freq.index()].to_f32())),
         _ => None,
     });
     assert_eq!(rope, Some((RopePairing::Interleaved, vec![1.0, 0.01 / 8.0])));
@@ -163,7 +163,14 @@ fn bad_settings_are_named() {
         ("rms_norm_eps", json!(0.0), "rms_norm_eps: 0 is not a positive number"),
         ("vocab_size", json!(21), "'model.embed_tokens.weight': expected 21 rows (vocab_size), got [20, 16]"),
         ("hidden_act", json!("gelu"), "hidden_act '\"gelu\"' is not supported (supported: silu)"),
-        ("rope_scaling", json!({"rope_type": "yarn", "factor": 2}), "rope type 'yarn' is not supported"),
+        ("rope_scaling", json!({"rope_type": "ntk", "factor": 2}), "rope type 'ntk' is not supported"),
+        ("rope_scaling", json!({"rope_type": "yarn", "factor": 0}), "rope: values out of range"),
+        ("rope_scaling", json!({"rope_type": "longrope"}), "long_factor: expected 2 numbers"),
+        (
+            "rope_scaling",
+            json!({"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [1]}),
+            "long_factor: expected",
+        ),
         ("rope_scaling", json!({"rope_type": "linear"}), "factor: missing"),
         ("rope_scaling", json!({"rope_type": "linear", "factor": 0}), "rope: values out of range"),
         ("rope_parameters", json!({"full_attention": {"rope_type": "default"}}), "rope parameters"),
@@ -174,7 +181,8 @@ fn bad_settings_are_named() {
         ("use_sliding_window", json!(true), "use_sliding_window = true"),
         ("sliding_window", json!(4096), "sliding_window = 4096"),
         ("layer_types", json!(["full_attention", "sliding_attention"]), "layer_types '[\"full_attention\",\"sliding"),
-        ("partial_rotary_factor", json!(0.5), "partial_rotary_factor = 0.5"),
+        ("partial_rotary_factor", json!(0.25), "rope: values out of range"),
+        ("partial_rotary_factor", json!(2), "rope: values out of range"),
         ("final_logit_softcapping", json!(30.0), "final_logit_softcapping = 30"),
         ("attn_logit_softcapping", json!("x"), "attn_logit_softcapping = \"x\""),
         ("logits_scaling", json!(8), "logits_scaling = 8"),
@@ -202,8 +210,8 @@ fn bad_settings_are_named() {
 fn gguf_settings_that_change_the_answer_are_refused() {
     for (key, value, message) in [
         ("llama.expert_count", MetaValue::Int(8), "llama.expert_count = 8"),
-        ("llama.rope.dimension_count", MetaValue::Int(2), "llama.rope.dimension_count = 2"),
-        ("llama.rope.scaling.type", MetaValue::Str("yarn".into()), "rope scaling 'yarn'"),
+        ("llama.rope.dimension_count", MetaValue::Int(6), "rope: values out of range"),
+        ("llama.rope.scaling.type", MetaValue::Str("dynamic".into()), "rope scaling 'dynamic'"),
         ("llama.rope.scaling.attn_factor", MetaValue::Float(0.5), "llama.rope.scaling.attn_factor = 0.5"),
         ("llama.attention.causal", MetaValue::Bool(false), "llama.attention.causal = false"),
         ("llama.attention.scale", MetaValue::Float(0.25), "llama.attention.scale = 0.25"),

@@ -48,6 +48,7 @@ impl Op {
             Self::Attention { .. } => "Attention",
             Self::GatedActivation { .. } => "GatedActivation",
             Self::FusedLinear { .. } => "FusedLinear",
+            Self::SoftCap { .. } => "SoftCap",
             Self::CheckFinite { .. } => "CheckFinite",
             Self::SelectRows { .. } => "SelectRows",
             Self::Sample { .. } => "Sample",
@@ -67,6 +68,7 @@ impl Op {
             | Self::SelectRows { x, out } => vec![read(x), write(out)],
             Self::Attention { q, out, .. } => vec![read(q.slot), write(out)],
             Self::NormHeads { x, .. } | Self::Rope { x, .. } => vec![change(x.slot)],
+            Self::SoftCap { x, .. } => vec![change(x)],
             Self::Add { residual, x } => vec![read(x), change(residual)],
             Self::StoreKv { k, v, .. } if k.slot == v.slot => vec![read(k.slot)],
             Self::StoreKv { k, v, .. } => vec![read(k.slot), read(v.slot)],
@@ -84,11 +86,10 @@ impl Op {
     /// The weights it reads.
     pub fn weights(&self) -> Vec<WeightId> {
         match self {
-            Self::Embed { table: weight, .. }
-            | Self::RmsNorm { weight, .. }
-            | Self::NormHeads { weight, .. }
-            | Self::Rope { inv_freq: weight, .. }
-            | Self::RopeStoreKv { inv_freq: weight, .. } => vec![*weight],
+            Self::Embed { table: weight, .. } | Self::RmsNorm { weight, .. } | Self::NormHeads { weight, .. } => {
+                vec![*weight]
+            }
+            Self::Rope { rotary, .. } | Self::RopeStoreKv { rotary, .. } => vec![rotary.inv_freq],
             Self::Linear { parts, .. } => of_parts(parts),
             Self::FusedLinear { norm, parts, .. } => {
                 norm.iter().map(|norm| norm.weight).chain(of_parts(parts)).collect()
@@ -97,6 +98,7 @@ impl Op {
             Self::Add { .. }
             | Self::StoreKv { .. }
             | Self::GatedActivation { .. }
+            | Self::SoftCap { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
             | Self::Sample { .. } => Vec::new(),
@@ -117,6 +119,7 @@ impl Op {
             | Self::Rope { .. }
             | Self::GatedActivation { .. }
             | Self::FusedLinear { .. }
+            | Self::SoftCap { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
             | Self::Sample { .. } => None,
@@ -139,7 +142,8 @@ impl Op {
             | Self::Add { .. }
             | Self::Linear { .. }
             | Self::GatedActivation { .. }
-            | Self::FusedLinear { .. } => false,
+            | Self::FusedLinear { .. }
+            | Self::SoftCap { .. } => false,
         }
     }
 }

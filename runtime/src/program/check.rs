@@ -146,7 +146,8 @@ impl Checker<'_> {
 
     fn shapes(&self) -> Result<(), LoadError> {
         match self.op {
-            Op::Embed { table, out } => {
+            Op::Embed { table, scale, out } => {
+                self.finite("scale", *scale)?;
                 let width = self.rows_of(*out, RowDim::Tokens)?;
                 let shape = self.weight_shape(*table, 2)?;
                 self.equal(&self.program.weights[table.index()].name, "row length", width, shape[1])
@@ -172,12 +173,14 @@ impl Checker<'_> {
                 self.rows_of(*out, self.slot(*x)?.rows)?;
                 self.equal(&self.slot(*out)?.name, "width", width, self.slot(*out)?.width)
             }
-            Op::Rope { x, inv_freq, head_dim, .. } => {
+            Op::Rope { x, rotary, head_dim } => {
                 self.heads(*x, *head_dim)?;
-                if !head_dim.is_multiple_of(2) {
-                    return Err(self.error("head_dim", "an even number", head_dim));
+                self.finite("amplitude", rotary.amplitude)?;
+                let pairs = self.weight_shape(rotary.inv_freq, 1)?[0];
+                if pairs > head_dim / 2 {
+                    return Err(self.error("inv_freq", format!("at most {} pairs", head_dim / 2), pairs));
                 }
-                self.vector(*inv_freq, head_dim / 2)
+                Ok(())
             }
             Op::StoreKv { k, v, layer } => {
                 let [key, value] = self.planes(*layer)?;
@@ -198,9 +201,7 @@ impl Checker<'_> {
                 if *window == Some(0) {
                     return Err(self.error("window", "at least 1 position", 0));
                 }
-                if let Some(cap) = soft_cap.filter(|cap| !(cap.is_normal() && *cap > 0.0)) {
-                    return Err(self.error("soft_cap", "a number above 0", cap));
-                }
+                soft_cap.map_or(Ok(()), |cap| self.soft_cap(cap))?;
                 sinks.map_or(Ok(()), |sinks| self.vector(sinks, *heads))?;
                 self.equal(&self.slot(*out)?.name, "width", q.width, self.rows_of(*out, RowDim::Tokens)?)
             }
@@ -212,6 +213,10 @@ impl Checker<'_> {
             Op::RopeStoreKv { .. } | Op::FusedLinear { .. } => {
                 self.op.expand().iter().try_for_each(|op| Checker { op, ..*self }.shapes())
             }
+            Op::SoftCap { x, cap } => {
+                self.soft_cap(*cap)?;
+                self.rows_of(*x, self.slot(*x)?.rows).map(drop)
+            }
             Op::CheckFinite { x } => self.rows_of(*x, RowDim::Tokens).map(drop),
             Op::SelectRows { x, out } => {
                 let width = self.rows_of(*x, RowDim::Tokens)?;
@@ -219,6 +224,14 @@ impl Checker<'_> {
             }
             Op::Sample { logits } => self.rows_of(*logits, RowDim::LogitRows).map(drop),
         }
+    }
+
+    fn finite(&self, name: &str, value: f32) -> Result<(), LoadError> {
+        if value.is_finite() { Ok(()) } else { Err(self.error(name, "a finite number", value)) }
+    }
+
+    fn soft_cap(&self, cap: f32) -> Result<(), LoadError> {
+        if cap.is_normal() && cap > 0.0 { Ok(()) } else { Err(self.error("soft cap", "a number above 0", cap)) }
     }
 
     fn equal<A: ToString, B: ToString>(&self, name: &str, what: &str, expected: A, got: B) -> Result<(), LoadError> {
@@ -343,7 +356,7 @@ mod tests {
                 *soft_cap = Some(f32::NAN);
             }
         };
-        assert!(problem(set_cap).contains("'soft_cap (op 2, Attention)': expected a number above 0, got NaN"));
+        assert!(problem(set_cap).contains("'soft cap (op 2, Attention)': expected a number above 0, got NaN"));
         let mut program = built.program.clone();
         let info = program.weights.iter_mut().find(|info| info.name == "sinks").expect("it has sinks");
         info.shape[0] += 1;

@@ -4,7 +4,7 @@
 
 use std::fmt::{Display, Formatter, Result};
 
-use super::{FusedNorm, LinearEnd, LinearPart, Op, Program, RowDim, StateSpec, View};
+use super::{FusedNorm, LinearEnd, LinearPart, Op, Program, Rotary, RowDim, StateSpec, View};
 use crate::ids::{Slot, WeightId};
 
 impl Display for Program {
@@ -51,6 +51,12 @@ impl Program {
         self.weights.get(id.index()).map_or_else(|| format!("weight {id}?"), |w| format!("{}{:?}", w.name, w.shape))
     }
 
+    fn rotary(&self, rotary: &Rotary) -> String {
+        let Rotary { inv_freq, amplitude, pairing } = *rotary;
+        let times = if amplitude == 1.0 { String::new() } else { format!(" * {amplitude}") };
+        format!("{}{times}, {pairing:?}", self.weight(inv_freq))
+    }
+
     fn parts(&self, parts: &[LinearPart]) -> String {
         let part = |part: &LinearPart| {
             let bias = part.bias.map(|bias| format!(" + {}", self.weight(bias))).unwrap_or_default();
@@ -64,7 +70,10 @@ impl Display for Line<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let (p, kind) = (self.program, self.op.kind());
         match self.op {
-            Op::Embed { table, out } => write!(f, "{} = {kind} {}", p.slot_shape(*out), p.weight(*table)),
+            Op::Embed { table, scale, out } => {
+                write!(f, "{} = {kind} {}", p.slot_shape(*out), p.weight(*table))?;
+                if *scale == 1.0 { Ok(()) } else { write!(f, " * {scale}") }
+            }
             Op::RmsNorm { x, weight, eps, out } => {
                 write!(f, "{} = {kind} {}, {}, eps {eps:e}", p.slot_shape(*out), p.slot(*x), p.weight(*weight))
             }
@@ -73,8 +82,8 @@ impl Display for Line<'_> {
             Op::Linear { x, parts, out } => {
                 write!(f, "{} = {kind} {}, {}", p.slot_shape(*out), p.slot(*x), p.parts(parts))
             }
-            Op::Rope { x, inv_freq, pairing, head_dim } => {
-                write!(f, "{kind} {}, {}, {pairing:?}, head_dim {head_dim}", p.view(*x), p.weight(*inv_freq))
+            Op::Rope { x, rotary, head_dim } => {
+                write!(f, "{kind} {}, {}, head_dim {head_dim}", p.view(*x), p.rotary(rotary))
             }
             Op::StoreKv { k, v, layer } => write!(f, "{kind} {}, {}, state {layer}", p.view(*k), p.view(*v)),
             Op::Attention { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out } => {
@@ -87,9 +96,9 @@ impl Display for Line<'_> {
             Op::GatedActivation { x, activation, out } => {
                 write!(f, "{} = {kind} {}, {activation:?}", p.slot_shape(*out), p.slot(*x))
             }
-            Op::RopeStoreKv { x, v, inv_freq, pairing, head_dim, layer } => {
-                let (x, v, inv_freq) = (p.view(*x), p.view(*v), p.weight(*inv_freq));
-                write!(f, "{kind} {x}, {v}, {inv_freq}, {pairing:?}, head_dim {head_dim}, state {layer}")
+            Op::RopeStoreKv { x, v, rotary, head_dim, layer } => {
+                let (x, v, rotary) = (p.view(*x), p.view(*v), p.rotary(rotary));
+                write!(f, "{kind} {x}, {v}, {rotary}, head_dim {head_dim}, state {layer}")
             }
             Op::FusedLinear { x, norm, parts, end, out } => {
                 match end {
@@ -107,6 +116,7 @@ impl Display for Line<'_> {
                 }
                 write!(f, "{}", p.parts(parts))
             }
+            Op::SoftCap { x, cap } => write!(f, "{kind} {}, {cap}", p.slot(*x)),
             Op::CheckFinite { x } => write!(f, "{kind} {}", p.slot(*x)),
             Op::SelectRows { x, out } => write!(f, "{} = {kind} {}", p.slot_shape(*out), p.slot(*x)),
             Op::Sample { logits } => write!(f, "{kind} {}", p.slot(*logits)),

@@ -151,12 +151,12 @@ mod tests {
             };
             let (weight, eps) = (WeightId(0), 0.0);
             let out = new_slot(&mut program, 8);
-            program.ops.push(Op::Embed { table: weight, out });
+            program.ops.push(Op::Embed { table: weight, scale: 1.0, out });
             for (kind, a, b, width) in ops {
                 let old = |pick: u16| Slot(u32::from(pick) % program.slots.len() as u32);
                 let (x, residual) = (old(a), old(b));
                 let op = match kind {
-                    0 => Op::Embed { table: weight, out: new_slot(&mut program, width) },
+                    0 => Op::Embed { table: weight, scale: 1.0, out: new_slot(&mut program, width) },
                     1 => Op::RmsNorm { x, weight, eps, out: new_slot(&mut program, width) },
                     2 if x != residual => Op::Add { residual, x },
                     3 if x != residual => {
@@ -218,7 +218,7 @@ mod tests {
         for i in 0..9 {
             program.slots.push(SlotInfo { name: i.to_string(), rows: RowDim::Tokens, width: 16 });
         }
-        program.ops.push(Op::Embed { table: WeightId(0), out: Slot(0) });
+        program.ops.push(Op::Embed { table: WeightId(0), scale: 1.0, out: Slot(0) });
         program.ops.extend((0..8).map(|i| Op::RmsNorm { x: Slot(i), weight: WeightId(0), eps: 0.0, out: Slot(i + 1) }));
         program.logits = Some(Slot(8));
         let plan = plan(&program, Bucket { tokens: 4, rows: 1, logit_rows: 1 }, 1);

@@ -8,6 +8,7 @@ use runtime::program::{KvDtype, RopePairing};
 
 use super::CustomKernel;
 use crate::layout::fragment_of;
+use crate::lower::activation_setting;
 
 /// Cases of a quick look.
 const QUICK: usize = 12;
@@ -40,6 +41,7 @@ pub(crate) fn meets(kernel: &str, op: &CaseOp) -> bool {
             [store, "attention", "attention_combine"].contains(&kernel)
         }
         CaseOp::GatedActivation { .. } => kernel == "gated_activation",
+        CaseOp::SoftCap { .. } => kernel == "soft_cap",
         CaseOp::CheckFinite { .. } => kernel == "check_finite",
         CaseOp::SelectRows { .. } => kernel == "select_rows",
         CaseOp::Sample(case) => match kernel {
@@ -58,17 +60,21 @@ pub(crate) fn may_take(kernel: &CustomKernel, op: &CaseOp) -> bool {
         }
         ("NORM" | "GATED" | "ADD", CaseOp::Linear { .. }) => value == "false",
         ("NORM", CaseOp::FusedLinear(case)) => (value == "true") == case.norm,
-        ("GATED", CaseOp::FusedLinear(case)) => (value == "true") == (case.end == FusedEnd::Gate),
+        ("GATED", CaseOp::FusedLinear(case)) => (value == "true") == matches!(case.end, FusedEnd::Gate(_)),
         ("ADD", CaseOp::FusedLinear(case)) => (value == "true") == (case.end == FusedEnd::Add),
         ("HEAD_DIM", CaseOp::Attention(case)) => case.head_dim.to_string() == value,
         ("KV", CaseOp::Attention(case)) => (value == "f16") == (case.dtype == KvDtype::F16),
         ("WINDOW", CaseOp::Attention(case)) => (value == "true") == case.window.is_some(),
         ("SOFT_CAP", CaseOp::Attention(case)) => (value == "true") == case.soft_cap.is_some(),
         ("SINKS", CaseOp::Attention(case)) => (value == "true") == case.sinks,
+        ("INTERLEAVED", CaseOp::Rope { turn, .. } | CaseOp::Attention(AttentionCase { rope: Some(turn), .. })) => {
+            (value == "true") == (turn.pairing == RopePairing::Interleaved)
+        }
         (
-            "INTERLEAVED",
-            CaseOp::Rope { pairing, .. } | CaseOp::Attention(AttentionCase { rope: Some(pairing), .. }),
-        ) => (value == "true") == (*pairing == RopePairing::Interleaved),
+            "ACTIVATION",
+            CaseOp::GatedActivation { activation, .. }
+            | CaseOp::FusedLinear(FusedCase { end: FusedEnd::Gate(activation), .. }),
+        ) => activation_setting(*activation).to_string() == value.trim_end_matches('u'),
         _ => true,
     })
 }

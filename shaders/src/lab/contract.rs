@@ -10,7 +10,7 @@ use crate::reflect::{Access, Interface};
 use crate::table::Kernel;
 
 /// Settings that say what is computed: the model decides them.
-const GIVEN: [&str; 13] = [
+const GIVEN: [&str; 14] = [
     "FORMAT",
     "NORM",
     "GATED",
@@ -24,6 +24,7 @@ const GIVEN: [&str; 13] = [
     "SINKS",
     "ADD",
     "INTERLEAVED",
+    "ACTIVATION",
 ];
 
 /// Settings that the number of workgroups is computed from.

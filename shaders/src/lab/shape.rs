@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use runtime::backend::cases::{AttentionCase, Case, CaseOp, PartCase, SampleCase, Tolerance};
-use runtime::program::{KvDtype, RopePairing};
+use runtime::backend::cases::{AttentionCase, Case, CaseOp, PartCase, SampleCase, Tolerance, TurnCase};
+use runtime::program::{Activation, KvDtype, RopePairing};
 use runtime::sample::MAX_TOP;
 use runtime::weights::WeightFormat;
 
@@ -123,8 +123,8 @@ impl Sizes<'_> {
                     (self.number("heads")?, self.quads("head_dim")?, self.number("tokens")?);
                 let n = bounded(&[heads, head_dim, tokens])?;
                 if kernel == "rope" {
-                    let pairing = RopePairing::Half;
-                    return Ok((CaseOp::Rope { heads, head_dim, offset: 0, pairing, start: 0, tokens }, 8 * n, 3 * n));
+                    let turn = TurnCase::whole(RopePairing::Half, head_dim);
+                    return Ok((CaseOp::Rope { heads, head_dim, offset: 0, turn, start: 0, tokens }, 8 * n, 3 * n));
                 }
                 Ok((CaseOp::NormHeads { heads, head_dim, offset: 0, tokens }, 8 * n, 4 * n))
             }
@@ -138,7 +138,10 @@ impl Sizes<'_> {
         let n = bounded(&[2, width, tokens])? / 2;
         Ok(match kernel {
             "add" => (CaseOp::Add { width, tokens }, 12 * n, n),
-            "gated_activation" => (CaseOp::GatedActivation { width, tokens }, 12 * n, 20 * n),
+            "gated_activation" => {
+                (CaseOp::GatedActivation { width, tokens, activation: Activation::Silu }, 12 * n, 20 * n)
+            }
+            "soft_cap" => (CaseOp::SoftCap { width, tokens, cap: 30.0 }, 8 * n, 20 * n),
             "check_finite" => (CaseOp::CheckFinite { width, tokens }, 4 * n, 0),
             "select_rows" => (CaseOp::SelectRows { width, tokens, logit_rows: tokens }, 8 * n, 0),
             _ => (CaseOp::RmsNorm { width, tokens }, 8 * n, 4 * n),
@@ -168,7 +171,7 @@ impl Sizes<'_> {
         let (format, width, tokens) = (self.format()?, self.quads("width")?, self.number("tokens")?);
         whole_blocks("width", width, format)?;
         let n = bounded(&[width, tokens])?;
-        Ok((CaseOp::Embed { format, width, tokens }, matrix_bytes(format, tokens, width) + 4 * n, 2 * n))
+        Ok((CaseOp::Embed { format, width, tokens, scale: 1.0 }, matrix_bytes(format, tokens, width) + 4 * n, 2 * n))
     }
 
     fn linear(&self) -> Result<(CaseOp, u64, u64), String> {
@@ -202,7 +205,7 @@ impl Sizes<'_> {
         let case = AttentionCase {
             block_size,
             rows: vec![(context - tokens, tokens); rows as usize],
-            rope: (kernel == "rope_store_kv").then_some(RopePairing::Half),
+            rope: (kernel == "rope_store_kv").then(|| TurnCase::whole(RopePairing::Half, head_dim)),
             window: self.optional("window")?,
             soft_cap: self.optional("soft_cap")?,
             sinks: self.switch("sinks")?,

@@ -64,16 +64,17 @@ impl<'a> Lowering<'a, '_> {
 
     /// `RopeStoreKv`: one dispatch where the kernel takes the shapes, else its expansion.
     pub(super) fn rope_store_kv(&mut self, op: &Op) -> Result<(), DeviceError> {
-        let &Op::RopeStoreKv { x, v, inv_freq, pairing, head_dim, layer } = op else {
+        let &Op::RopeStoreKv { x, v, rotary, head_dim, layer } = op else {
             unreachable!("called for this op only");
         };
-        if x.slot != v.slot || !head_dim.is_multiple_of(8) {
+        let (pairs, half_quads) = (self.num_pairs(rotary), head_dim / 8);
+        if x.slot != v.slot || !head_dim.is_multiple_of(8) || !pairs.is_multiple_of(4) {
             return self.expansion(op);
         }
         self.check_positions()?;
         let (memory, layout) = (self.target.memory, self.target.layout);
         let (keys, values) = self.planes(layer)?;
-        let (plane, half_quads) = (keys.spec, head_dim / 8);
+        let plane = keys.spec;
         let params = table::rope_store_kv::Params {
             stride_quads: self.quads("width", self.width(x.slot))?,
             offset_quads: self.quads("column", x.offset)?,
@@ -81,19 +82,21 @@ impl<'a> Lowering<'a, '_> {
             q_heads: x.width / head_dim - plane.heads,
             kv_heads: plane.heads,
             half_quads,
+            pair_quads: pairs / 4,
+            amplitude: rotary.amplitude,
             block_size: self.target.state.block_size,
         };
         let bindings = table::rope_store_kv::Bindings {
             x: memory.slot(x.slot),
-            inv_freq: self.target.weights.vector_of(inv_freq)?,
+            inv_freq: self.target.weights.vector_of(rotary.inv_freq)?,
             positions: memory.input(layout.positions()),
             slots: memory.input(layout.slot_map()),
             keys: keys.range(),
             values: values.range(),
         };
         let (settings, grid) = self.flat("rope_store_kv", (x.width / head_dim + plane.heads) * half_quads);
-        let settings =
-            settings.with("KV", kv_fragment(plane.dtype)).with("INTERLEAVED", pairing == RopePairing::Interleaved);
+        let is_interleaved = rotary.pairing == RopePairing::Interleaved;
+        let settings = settings.with("KV", kv_fragment(plane.dtype)).with("INTERLEAVED", is_interleaved);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
     }

@@ -9,6 +9,7 @@ use runtime::program::{FusedNorm, LinearEnd, LinearPart};
 
 use super::Lowering;
 use super::memory::{PAD_ROWS, whole};
+use super::rows::activation_setting;
 use crate::compose::Settings;
 use crate::device::Range;
 use crate::layout::{GROUP, PANEL, fragment_of};
@@ -33,6 +34,13 @@ impl Linear<'_> {
     fn is_gated(&self) -> bool {
         matches!(self.end, LinearEnd::Gate { .. })
     }
+
+    fn activation_setting(&self) -> u32 {
+        match self.end {
+            LinearEnd::Gate { activation, .. } => activation_setting(activation),
+            LinearEnd::Store | LinearEnd::Add { .. } => 0,
+        }
+    }
 }
 
 /// Rows of one matrix, or of one piece of it.
@@ -51,7 +59,9 @@ impl<'a> Lowering<'a, '_> {
     pub(super) fn linear(&mut self, linear: &Linear<'_>) -> Result<bool, DeviceError> {
         let matrices = self.matrices(linear.x, linear.parts)?;
         let is_one = matches!(matrices.as_slice(), [(matrix, None)] if matrix.pieces.len() == 1);
-        if linear.is_gated() && !is_one {
+        // One matrix may hold both from the start, and its gates may end within a panel.
+        let is_panels = self.width(linear.out).is_multiple_of(PANEL as u32);
+        if linear.is_gated() && !(is_one && is_panels) {
             return Ok(false);
         }
         let tiles = self.tiles()?;
@@ -147,7 +157,8 @@ impl<'a> Lowering<'a, '_> {
                 .with("FORMAT", fragment_of(rows.matrix.format))
                 .with("NORM", norm.is_some())
                 .with("GATED", linear.is_gated())
-                .with("ADD", matches!(linear.end, LinearEnd::Add { .. }));
+                .with("ADD", matches!(linear.end, LinearEnd::Add { .. }))
+                .with("ACTIVATION", linear.activation_setting());
             let blocks = if norm.is_some() { tile.norm_blocks } else { 1 };
             let params = table::linear::Params { blocks, ..params };
             let x = params.rows.div_ceil(tile.lanes * tile.rows).div_ceil(blocks);

@@ -28,6 +28,7 @@ use crate::weights::Weights;
 use attention::AttentionOp;
 use linear::Linear;
 pub(crate) use memory::{Memory, PAD_ROWS, split_len};
+pub(crate) use rows::activation_setting;
 
 /// What a program is lowered with.
 pub(crate) struct Target<'a> {
@@ -72,19 +73,19 @@ struct Lowering<'a, 't> {
 impl<'a> Lowering<'a, '_> {
     fn op(&mut self, op: &Op) -> Result<(), DeviceError> {
         match *op {
-            Op::Embed { table, out } => self.embed(table, out),
+            Op::Embed { table, scale, out } => self.embed(table, scale, out),
             Op::RmsNorm { x, weight, eps, out } => self.rms_norm(x, (weight, eps), out, When::Rows(self.rows(x))),
             Op::NormHeads { x, weight, eps } => self.norm_heads(x, weight, eps),
             Op::Add { residual, x } => self.add(residual, x),
             Op::Linear { x, ref parts, out } => {
                 self.linear(&Linear { x, norm: None, parts, end: LinearEnd::Store, out }).map(drop)
             }
-            Op::Rope { x, inv_freq, pairing, head_dim } => self.rope(x, inv_freq, pairing, head_dim),
+            Op::Rope { x, rotary, head_dim } => self.rope(x, rotary, head_dim),
             Op::StoreKv { k, v, layer } => self.store_kv(k, v, layer),
             Op::Attention { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out } => {
                 self.attention(&AttentionOp { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out })
             }
-            Op::GatedActivation { x, out, .. } => self.gated_activation(x, out),
+            Op::GatedActivation { x, activation, out } => self.gated_activation(x, activation, out),
             Op::RopeStoreKv { .. } => self.rope_store_kv(op),
             Op::FusedLinear { x, norm, ref parts, end, out } => {
                 match self.linear(&Linear { x, norm, parts, end, out })? {
@@ -92,6 +93,7 @@ impl<'a> Lowering<'a, '_> {
                     false => self.expansion(op),
                 }
             }
+            Op::SoftCap { x, cap } => self.soft_cap(x, cap),
             Op::CheckFinite { x } => self.check_finite(x),
             Op::SelectRows { x, out } => self.select_rows(x, out),
             Op::Sample { logits } => self.sample(logits),

@@ -4,7 +4,7 @@
 
 use runtime::error::DeviceError;
 use runtime::ids::{Slot, WeightId};
-use runtime::program::{RopePairing, RowDim, View};
+use runtime::program::{Activation, RopePairing, Rotary, RowDim, View};
 
 use super::Lowering;
 use super::memory::whole;
@@ -18,7 +18,7 @@ use crate::weights::Piece;
 const MAX_POSITIONS: u32 = 1 << 18;
 
 impl Lowering<'_, '_> {
-    pub(super) fn embed(&mut self, table: WeightId, out: Slot) -> Result<(), DeviceError> {
+    pub(super) fn embed(&mut self, table: WeightId, scale: f32, out: Slot) -> Result<(), DeviceError> {
         let (memory, weights) = (self.target.memory, self.target.weights);
         let matrix = weights.matrix_of(table)?;
         let width_quads = self.quads("width", self.width(out))?;
@@ -31,7 +31,7 @@ impl Lowering<'_, '_> {
                 out: memory.slot(out),
             };
             let Piece { first_row, num_rows, .. } = *piece;
-            let params = table::embed::Params { width_quads, groups: matrix.groups, first_row, num_rows };
+            let params = table::embed::Params { width_quads, groups: matrix.groups, first_row, num_rows, scale };
             let settings = settings.with("FORMAT", fragment_of(matrix.format));
             self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         }
@@ -88,12 +88,22 @@ impl Lowering<'_, '_> {
         Ok(())
     }
 
-    pub(super) fn gated_activation(&mut self, x: Slot, out: Slot) -> Result<(), DeviceError> {
+    pub(super) fn gated_activation(&mut self, x: Slot, activation: Activation, out: Slot) -> Result<(), DeviceError> {
         let memory = self.target.memory;
         let out_quads = self.quads("width", self.width(out))?;
         let bindings = table::gated_activation::Bindings { x: memory.slot(x), out: memory.slot(out) };
         let (settings, grid) = self.flat("gated_activation", out_quads);
+        let settings = settings.with("ACTIVATION", activation_setting(activation));
         let params = table::gated_activation::Params { out_quads };
+        self.dispatch(bindings, params, settings, When::Rows(self.rows(x)), grid);
+        Ok(())
+    }
+
+    pub(super) fn soft_cap(&mut self, x: Slot, cap: f32) -> Result<(), DeviceError> {
+        let width_quads = self.quads("width", self.width(x))?;
+        let bindings = table::soft_cap::Bindings { x: self.target.memory.slot(x) };
+        let (settings, grid) = self.flat("soft_cap", width_quads);
+        let params = table::soft_cap::Params { width_quads, cap };
         self.dispatch(bindings, params, settings, When::Rows(self.rows(x)), grid);
         Ok(())
     }
@@ -117,16 +127,11 @@ impl Lowering<'_, '_> {
         Ok(())
     }
 
-    pub(super) fn rope(
-        &mut self,
-        x: View,
-        inv_freq: WeightId,
-        pairing: RopePairing,
-        head_dim: u32,
-    ) -> Result<(), DeviceError> {
+    pub(super) fn rope(&mut self, x: View, rotary: Rotary, head_dim: u32) -> Result<(), DeviceError> {
         self.check_positions()?;
-        let (stride, pairs) = (self.width(x.slot), head_dim / 2);
-        let params = table::rope::Params { stride, offset: x.offset, heads: x.width / head_dim, pairs };
+        let Rotary { inv_freq, amplitude, pairing } = rotary;
+        let (stride, heads, pairs) = (self.width(x.slot), x.width / head_dim, self.num_pairs(rotary));
+        let params = table::rope::Params { stride, offset: x.offset, heads, head_dim, pairs, amplitude };
         let bindings = table::rope::Bindings {
             x: self.target.memory.slot(x.slot),
             inv_freq: self.target.weights.vector_of(inv_freq)?,
@@ -136,6 +141,11 @@ impl Lowering<'_, '_> {
         let settings = settings.with("INTERLEAVED", pairing == RopePairing::Interleaved);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
+    }
+
+    /// Pairs of a head that are turned.
+    pub(super) fn num_pairs(&self, rotary: Rotary) -> u32 {
+        self.program.weights[rotary.inv_freq.index()].shape[0]
     }
 
     /// # Errors
@@ -148,5 +158,13 @@ impl Lowering<'_, '_> {
             )));
         }
         Ok(())
+    }
+}
+
+/// ACTIVATION of `shared/activation.wgsl`.
+pub(crate) fn activation_setting(activation: Activation) -> u32 {
+    match activation {
+        Activation::Silu => 0,
+        Activation::GeluTanh => 1,
     }
 }

@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use runtime::backend::cases::{Case, CaseOp, EXACT, FusedCase, FusedEnd, PartCase, Tolerance, run_case};
+use runtime::backend::cases::{Case, CaseOp, EXACT, FusedCase, FusedEnd, PartCase, Tolerance, TurnCase, run_case};
 use runtime::error::{DeviceError, LoadError};
 use runtime::ids::{BlockId, Row, SeqId, TokenId};
 use runtime::model::Model;
-use runtime::program::{KvDtype, RopePairing};
+use runtime::program::{Activation, KvDtype, RopePairing};
 use runtime::request::SamplingParams;
 use runtime::runner::{ModelRunner, RunnerConfig};
 use runtime::step::{LogitRows, NewRow, RowWork, StepOutput, StepPlan, StepRunner};
@@ -124,7 +124,7 @@ fn weights_larger_than_a_binding_give_the_same_bits() {
     let cut = gpu::device(cut).expect("it was there before");
     let part = |out_features, format, bias| PartCase { out_features, format, bias };
     for format in [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_1, WeightFormat::Q6K] {
-        let embed = CaseOp::Embed { format, width: 256, tokens: 600 };
+        let embed = CaseOp::Embed { format, width: 256, tokens: 600, scale: 1.0 };
         let parts = vec![part(1100, format, true), part(70, format, false), part(600, format, true)];
         for op in [embed, CaseOp::Linear { in_features: 256, parts, tokens: 5 }] {
             let tolerance = Tolerance { relative_rms: 0.0, relative_max: 0.0, reason: "the same sums" };
@@ -143,7 +143,7 @@ fn weights_larger_than_a_binding_give_the_same_bits() {
         }
     }
     let too_small = gpu::device(GpuOptions { max_binding_bytes: Some(4096), ..GpuOptions::default() });
-    let op = CaseOp::Embed { format: WeightFormat::Q8_0, width: 256, tokens: 100 };
+    let op = CaseOp::Embed { format: WeightFormat::Q8_0, width: 256, tokens: 100, scale: 1.0 };
     let tolerance = Tolerance { relative_rms: 0.0, relative_max: 0.0, reason: "it must be refused" };
     let case = Case { op, tolerance, seed: 1 };
     match run_case(&mut WgpuBackend::new(&too_small.expect("as before")), &case) {
@@ -159,14 +159,15 @@ fn what_the_kernels_do_not_take_is_refused() {
     let part = PartCase { out_features: 4, format: WeightFormat::F32, bias: false };
     // Whole panels, so that gates and ups would be one dispatch.
     let parts = vec![PartCase { out_features: 64, ..part }; 2];
-    let gated = FusedCase { in_features: 36, parts, norm: true, end: FusedEnd::Gate, tokens: 1 };
-    let (heads, head_dim, pairing) = (1, 8, RopePairing::Half);
+    let gated = FusedCase { in_features: 36, parts, norm: true, end: FusedEnd::Gate(Activation::Silu), tokens: 1 };
+    let (heads, head_dim) = (1, 8);
+    let turn = TurnCase::whole(RopePairing::Half, head_dim);
     for (op, named) in [
         (CaseOp::Linear { in_features: 36, parts: vec![part], tokens: 1 }, "in_features 36 is not a multiple of 32"),
         (CaseOp::FusedLinear(gated), "in_features 36 is not a multiple of 32"),
         (CaseOp::RmsNorm { width: 18, tokens: 1 }, "width 18 is not a multiple of 4"),
         (CaseOp::Add { width: 4, tokens: 65_536 }, "steps of 65536 tokens"),
-        (CaseOp::Rope { heads, head_dim, offset: 0, pairing, start: 1 << 18, tokens: 1 }, "positions below 262144"),
+        (CaseOp::Rope { heads, head_dim, offset: 0, turn, start: 1 << 18, tokens: 1 }, "positions below 262144"),
     ] {
         let case = Case { op, tolerance: EXACT, seed: 1 };
         let said = run_case(&mut WgpuBackend::new(&device), &case).expect_err("refused").to_string();

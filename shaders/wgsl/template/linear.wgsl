@@ -3,7 +3,7 @@
 // out_column. A lane owns one row of the matrix and one token.
 // A group of 32 elements is summed as codes, then scaled: sum += scale * (codes . x) + min * sum(x), in f32, in order.
 // With NORM a row of x is multiplied as rms_norm.wgsl would leave it. With ADD the sums are added to out.
-// With GATED the matrix is two of `rows` rows, whole panels, one behind the other: out = silu(x . gate) * (x . up).
+// With GATED the matrix is two of `rows` rows, whole panels, one behind the other: out = act(x . gate) * (x . up).
 // Tolerance 2e-6 rms (order of the sum). in_features is a multiple of 32.
 //
 // Where to go from here: several rows (ROWS) and tokens (TOKENS) per lane, so that a loaded value serves several sums;
@@ -11,7 +11,7 @@
 //!use format/q4_1.wgsl as FORMAT
 //!use load/narrow.wgsl
 //!use shared/rms.wgsl
-//!use shared/silu.wgsl
+//!use shared/activation.wgsl
 //!targets spirv msl hlsl glsl
 struct Params {
     // Groups of 32 in a row.
@@ -99,7 +99,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
         }
         if GATED {
             // The ups lie behind the gates; neither has a bias.
-            sum = silu(sum) * row_sum(row + params.rows, token, factor);
+            sum = activate(sum) * row_sum(row + params.rows, token, factor);
         }
         let at = token * params.out_stride + params.out_column + row;
         if ADD {

@@ -5,11 +5,11 @@
 
 use super::random::Random;
 use super::sample::build_sample;
-use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, PartCase};
+use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, PartCase, TurnCase};
 use crate::backend::{Bucket, InputLayout, StepInputs, TreeToken};
 use crate::ids::{BlockId, Layer, Slot, WeightId};
 use crate::program::{
-    Activation, FusedNorm, LinearEnd, LinearPart, Op, Plane, Program, RowDim, SlotInfo, StateSpec, View, WeightInfo,
+    FusedNorm, LinearEnd, LinearPart, Op, Plane, Program, Rotary, RowDim, SlotInfo, StateSpec, View, WeightInfo,
 };
 use crate::weights::HostTensor;
 
@@ -87,7 +87,8 @@ pub fn build_case(case: &Case) -> BuiltCase {
         | CaseOp::Add { tokens, .. }
         | CaseOp::Linear { tokens, .. }
         | CaseOp::FusedLinear(FusedCase { tokens, .. })
-        | CaseOp::GatedActivation { tokens, .. } => {
+        | CaseOp::GatedActivation { tokens, .. }
+        | CaseOp::SoftCap { tokens, .. } => {
             let output = builder.simple_op(&case.op);
             builder.finish(output, 0, *tokens, None)
         }
@@ -131,18 +132,18 @@ impl Builder {
         let shape = vec![values.len() / width as usize, width as usize];
         let table = self.weight(HostTensor::from_f32(name, shape, values));
         let out = self.tokens_slot(name, width);
-        self.program.ops.push(Op::Embed { table, out });
+        self.program.ops.push(Op::Embed { table, scale: 1.0, out });
         out
     }
 
     /// Pushes the ops of a case without state; the slot holds its output.
     fn simple_op(&mut self, op: &CaseOp) -> Slot {
         match *op {
-            CaseOp::Embed { format, width, tokens } => {
+            CaseOp::Embed { format, width, tokens, scale } => {
                 let tensor = self.random().tensor("table", format, vec![tokens as usize, width as usize]);
                 let table = self.weight(tensor);
                 let out = self.tokens_slot("out", width);
-                self.program.ops.push(Op::Embed { table, out });
+                self.program.ops.push(Op::Embed { table, scale, out });
                 out
             }
             CaseOp::RmsNorm { width, tokens } => {
@@ -171,14 +172,14 @@ impl Builder {
                 out
             }
             CaseOp::FusedLinear(ref case) => self.fused_linear(case),
-            CaseOp::Rope { heads, head_dim, offset, pairing, tokens, .. } => {
+            CaseOp::Rope { heads, head_dim, offset, turn, tokens, .. } => {
                 let slot = self.activations("x", offset + heads * head_dim + offset, tokens);
                 let x = View { slot, offset, width: heads * head_dim };
-                let inv_freq = self.inv_freq(head_dim);
-                self.program.ops.push(Op::Rope { x, inv_freq, pairing, head_dim });
+                let rotary = self.rotary(turn);
+                self.program.ops.push(Op::Rope { x, rotary, head_dim });
                 slot
             }
-            CaseOp::GatedActivation { width, tokens } => {
+            CaseOp::GatedActivation { width, tokens, activation } => {
                 // Gates up to ±20: where the exponential saturates, too.
                 let values: Vec<f32> = self.random().values((2 * width * tokens) as usize);
                 let gates = values.iter().enumerate().map(|(i, v)| {
@@ -187,8 +188,15 @@ impl Builder {
                 });
                 let x = self.activations_of("x", 2 * width, &gates.collect::<Vec<f32>>());
                 let out = self.tokens_slot("out", width);
-                self.program.ops.push(Op::GatedActivation { x, activation: Activation::Silu, out });
+                self.program.ops.push(Op::GatedActivation { x, activation, out });
                 out
+            }
+            CaseOp::SoftCap { width, tokens, cap } => {
+                // Up to three times the cap, where the curve is flat.
+                let values: Vec<f32> = self.random().values((width * tokens) as usize);
+                let x = self.activations_of("x", width, &values.iter().map(|v| v * 3.0 * cap).collect::<Vec<f32>>());
+                self.program.ops.push(Op::SoftCap { x, cap });
+                x
             }
             CaseOp::Attention(_) | CaseOp::CheckFinite { .. } | CaseOp::SelectRows { .. } | CaseOp::Sample(_) => {
                 unreachable!("built by functions of their own")
@@ -205,8 +213,8 @@ impl Builder {
         });
         let (end, out) = match case.end {
             FusedEnd::Store => (LinearEnd::Store, self.tokens_slot("out", width)),
-            FusedEnd::Gate => {
-                let (activation, product) = (Activation::Silu, self.tokens_slot("product", width));
+            FusedEnd::Gate(activation) => {
+                let product = self.tokens_slot("product", width);
                 (LinearEnd::Gate { activation, product }, self.tokens_slot("out", width / 2))
             }
             FusedEnd::Add => {
@@ -235,9 +243,10 @@ impl Builder {
         (x, linear, parts.iter().map(|p| p.out_features).sum())
     }
 
-    fn inv_freq(&mut self, head_dim: u32) -> WeightId {
-        let inv_freq: Vec<f32> = (0..head_dim / 2).map(|i| 10_000f32.powf(-2.0 * i as f32 / head_dim as f32)).collect();
-        self.weight(HostTensor::from_f32("inv_freq", vec![inv_freq.len()], &inv_freq))
+    fn rotary(&mut self, TurnCase { pairing, pairs, amplitude }: TurnCase) -> Rotary {
+        let inv_freq: Vec<f32> = (0..pairs).map(|i| 10_000f32.powf(-(i as f32) / pairs as f32)).collect();
+        let inv_freq = self.weight(HostTensor::from_f32("inv_freq", vec![inv_freq.len()], &inv_freq));
+        Rotary { inv_freq, amplitude, pairing }
     }
 
     /// Ends the program with a copy of `output` into the logits.
@@ -330,9 +339,9 @@ fn build_attention(mut builder: Builder, case: &AttentionCase) -> BuiltCase {
     let layer = Layer(0);
     let store = match case.rope {
         None => Op::StoreKv { k, v, layer },
-        Some(pairing) => {
+        Some(turn) => {
             let (x, head_dim) = (view(0, q_width + kv_width), case.head_dim);
-            Op::RopeStoreKv { x, v, inv_freq: builder.inv_freq(head_dim), pairing, head_dim, layer }
+            Op::RopeStoreKv { x, v, rotary: builder.rotary(turn), head_dim, layer }
         }
     };
     builder.program.ops.push(store);

@@ -17,7 +17,7 @@ pub use table::{CODES, EXACT, FLOAT, all_cases, attention_tolerance};
 use super::Backend;
 use crate::error::DeviceError;
 use crate::ids::WeightId;
-use crate::program::{KvDtype, RopePairing};
+use crate::program::{Activation, KvDtype, RopePairing};
 use crate::weights::WeightFormat;
 
 /// One row of the table.
@@ -51,6 +51,7 @@ pub enum CaseOp {
         format: WeightFormat,
         width: u32,
         tokens: u32,
+        scale: f32,
     },
     RmsNorm {
         width: u32,
@@ -77,7 +78,7 @@ pub enum CaseOp {
         heads: u32,
         head_dim: u32,
         offset: u32,
-        pairing: RopePairing,
+        turn: TurnCase,
         start: u32,
         tokens: u32,
     },
@@ -86,6 +87,12 @@ pub enum CaseOp {
     GatedActivation {
         width: u32,
         tokens: u32,
+        activation: Activation,
+    },
+    SoftCap {
+        width: u32,
+        tokens: u32,
+        cap: f32,
     },
     FusedLinear(FusedCase),
     /// Bad values in some rows; the flags are the output.
@@ -114,6 +121,24 @@ pub struct SampleCase {
     pub temperature: f32,
     /// Alternatives whose log-probabilities are reported.
     pub logprobs: Option<u32>,
+}
+
+/// How a rotary case turns heads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TurnCase {
+    /// Which elements form a pair.
+    pub pairing: RopePairing,
+    /// How many pairs of a head; the others stay.
+    pub pairs: u32,
+    /// See `Rotary`.
+    pub amplitude: f32,
+}
+
+impl TurnCase {
+    /// All pairs of a head, as they are.
+    pub fn whole(pairing: RopePairing, head_dim: u32) -> Self {
+        Self { pairing, pairs: head_dim / 2, amplitude: 1.0 }
+    }
 }
 
 /// One part of a linear.
@@ -147,7 +172,7 @@ pub struct FusedCase {
 #[allow(missing_docs)]
 pub enum FusedEnd {
     Store,
-    Gate,
+    Gate(Activation),
     Add,
 }
 
@@ -168,8 +193,8 @@ pub struct AttentionCase {
     pub rows: Vec<(u32, u32)>,
     /// What happens to each row's first block between the two steps.
     pub moves: BlockMoves,
-    /// Whether `RopeStoreKv` takes the place of `StoreKv`, and its pairs.
-    pub rope: Option<RopePairing>,
+    /// Whether `RopeStoreKv` takes the place of `StoreKv`, and how it turns.
+    pub rope: Option<TurnCase>,
     /// See `Op::Attention`.
     pub window: Option<u32>,
     /// See `Op::Attention`.

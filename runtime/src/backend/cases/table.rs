@@ -3,8 +3,8 @@
 //! Invariant: every op and every weight format is here, with shapes that fit no tile, and each tolerance says why it is
 //! what it is. Adding an op or a format means adding its rows here.
 
-use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, PartCase, SampleCase, Tolerance};
-use crate::program::{KvDtype, RopePairing};
+use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, PartCase, SampleCase, Tolerance, TurnCase};
+use crate::program::{Activation, KvDtype, RopePairing};
 use crate::weights::WeightFormat;
 
 /// Copies and comparisons.
@@ -67,6 +67,8 @@ pub fn all_cases() -> Vec<Case> {
     fused_cases(&mut cases);
     attention_cases(&mut cases);
     sample_cases(&mut cases);
+    // Last, so that the cases above keep their seeds.
+    family_cases(&mut cases);
     cases
 }
 
@@ -80,16 +82,16 @@ fn row_wise_cases(cases: &mut Vec<Case>) {
         // A block format's minimum may be added by a fused multiply-add.
         let tolerance = if format.block_len() == 1 { EXACT } else { FLOAT };
         for &width in widths(format) {
-            push(cases, tolerance, CaseOp::Embed { format, width, tokens: 5 });
+            push(cases, tolerance, CaseOp::Embed { format, width, tokens: 5, scale: 1.0 });
         }
         // Rows of several panels, as a backend may pack them.
-        push(cases, tolerance, CaseOp::Embed { format, width: widths(format)[0], tokens: 37 });
+        push(cases, tolerance, CaseOp::Embed { format, width: widths(format)[0], tokens: 37, scale: 1.0 });
     }
     // 20 and 40 end within a vector.
     for (width, tokens) in [(20, 5), (32, 1), (40, 3), (64, 3), (96, 2), (576, 5), (1536, 33), (8192, 2)] {
         push(cases, FLOAT, CaseOp::RmsNorm { width, tokens });
         push(cases, EXACT, CaseOp::Add { width, tokens });
-        push(cases, FLOAT, CaseOp::GatedActivation { width, tokens });
+        push(cases, FLOAT, CaseOp::GatedActivation { width, tokens, activation: Activation::Silu });
         push(cases, EXACT, CaseOp::CheckFinite { width, tokens });
         push(cases, EXACT, CaseOp::SelectRows { width, tokens, logit_rows: tokens + 2 });
     }
@@ -105,7 +107,8 @@ fn rope_cases(cases: &mut Vec<Case>) {
         for (heads, head_dim, offset, start, tokens) in
             [(1, 64, 0, 0, 1), (5, 20, 4, 3, 3), (3, 80, 0, 7, 4), (4, 128, 64, 2000, 9), (9, 64, 192, 8190, 17)]
         {
-            push(cases, FLOAT, CaseOp::Rope { heads, head_dim, offset, pairing, start, tokens });
+            let turn = TurnCase::whole(pairing, head_dim);
+            push(cases, FLOAT, CaseOp::Rope { heads, head_dim, offset, turn, start, tokens });
         }
     }
 }
@@ -159,13 +162,14 @@ fn linear_cases(cases: &mut Vec<Case>) {
 /// Every end with and without a norm before; few tokens and many; parts that a backend may compute as one, and such that end
 /// within a panel or have biases.
 fn fused_cases(cases: &mut Vec<Case>) {
-    use FusedEnd::{Add, Gate, Store};
+    use FusedEnd::{Add, Store};
+    const GATE: FusedEnd = FusedEnd::Gate(Activation::Silu);
     for (end, norm, in_features, out_features, bias, tokens) in [
-        (Gate, false, 64, 12, false, 1),
-        (Gate, true, 256, 64, false, 3),
-        (Gate, true, 256, 192, false, 1),
-        (Gate, false, 512, 128, true, 2),
-        (Gate, true, 512, 200, false, 33),
+        (GATE, false, 64, 12, false, 1),
+        (GATE, true, 256, 64, false, 3),
+        (GATE, true, 256, 192, false, 1),
+        (GATE, false, 512, 128, true, 2),
+        (GATE, true, 512, 200, false, 33),
         (Store, true, 512, 64, false, 2),
         (Store, true, 256, 37, true, 1),
         (Add, false, 512, 100, false, 1),
@@ -176,7 +180,7 @@ fn fused_cases(cases: &mut Vec<Case>) {
             let parts = if end == Add { vec![part] } else { vec![part, part] };
             let tolerance = match end {
                 _ if format.block_len() == 1 => FLOAT,
-                Gate => GATED,
+                FusedEnd::Gate(_) => GATED,
                 Store | Add => QUANTISED,
             };
             push(cases, tolerance, CaseOp::FusedLinear(FusedCase { in_features, parts, norm, end, tokens }));
@@ -225,7 +229,8 @@ fn attention_cases(cases: &mut Vec<Case>) {
         add(AttentionCase { dtype, rows: vec![(511, 2), (1023, 3), (0, 1), (64, 1)], ..base.clone() });
         // Query heads per KV head of 1, 2 and 3; heads that end within a vector.
         for (heads, kv_heads, head_dim) in [(9, 3, 64), (4, 2, 128), (2, 2, 24), (2, 1, 20)] {
-            for rope in [Some(RopePairing::Half), Some(RopePairing::Interleaved)] {
+            for pairing in [RopePairing::Half, RopePairing::Interleaved] {
+                let rope = Some(TurnCase::whole(pairing, head_dim));
                 let rows = vec![(0, 5), (300, 3), (33, 1)];
                 add(AttentionCase { heads, kv_heads, head_dim, dtype, rows, rope, ..base.clone() });
             }
@@ -289,6 +294,40 @@ fn sample_cases(cases: &mut Vec<Case>) {
     for (vocab, rows) in [(1, 3), (7, 9), (32, 2), (513, 12), (2050, 7), (5003, 9), (49_152, 4)] {
         for (temperature, logprobs) in [(0.0, None), (0.0, Some(20)), (0.8, None), (1.3, Some(5)), (0.01, Some(0))] {
             push(cases, FLOAT, CaseOp::Sample(SampleCase { vocab, rows, temperature, logprobs }));
+        }
+    }
+}
+
+/// What only some families of models ask for: scaled embeddings, other gates, heads that turn in part, capped logits.
+fn family_cases(cases: &mut Vec<Case>) {
+    for format in [WeightFormat::F32, WeightFormat::Q8_0] {
+        push(cases, FLOAT, CaseOp::Embed { format, width: 96, tokens: 5, scale: 33.941_124 });
+    }
+    for (width, tokens) in [(20, 5), (64, 3), (1536, 33)] {
+        push(cases, FLOAT, CaseOp::GatedActivation { width, tokens, activation: Activation::GeluTanh });
+        push(cases, FLOAT, CaseOp::SoftCap { width, tokens, cap: 30.0 });
+    }
+    for (format, tokens, tolerance) in
+        [(WeightFormat::F32, 1, FLOAT), (WeightFormat::F32, 9, FLOAT), (WeightFormat::Q4_0, 2, GATED)]
+    {
+        let part = PartCase { out_features: 64, format, bias: false };
+        let (parts, end) = (vec![part, part], FusedEnd::Gate(Activation::GeluTanh));
+        push(cases, tolerance, CaseOp::FusedLinear(FusedCase { in_features: 256, parts, norm: true, end, tokens }));
+    }
+    // Gates and ups in one matrix, the gates in whole panels and not.
+    for out_features in [128, 96] {
+        let parts = vec![PartCase { out_features, format: WeightFormat::F32, bias: false }];
+        let end = FusedEnd::Gate(Activation::Silu);
+        push(cases, FLOAT, CaseOp::FusedLinear(FusedCase { in_features: 64, parts, norm: true, end, tokens: 3 }));
+    }
+    for pairing in [RopePairing::Half, RopePairing::Interleaved] {
+        for (heads, head_dim, pairs) in [(3, 32, 12), (2, 96, 4), (5, 20, 3)] {
+            let turn = TurnCase { pairing, pairs, amplitude: 1.25 };
+            push(cases, FLOAT, CaseOp::Rope { heads, head_dim, offset: 4, turn, start: 40, tokens: 5 });
+            let rows = vec![(0, 5), (300, 3), (33, 1)];
+            let base = AttentionCase::causal(heads, heads, head_dim, KvDtype::F32);
+            let case = AttentionCase { rows, rope: Some(turn), ..base };
+            push(cases, attention_tolerance(&case), CaseOp::Attention(case));
         }
     }
 }

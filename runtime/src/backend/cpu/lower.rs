@@ -15,7 +15,7 @@ use crate::backend::InputLayout;
 use crate::error::DeviceError;
 use crate::ids::{Slot, WeightId};
 use crate::program::memory::{self, Placement};
-use crate::program::{Op, Program, RowDim, View};
+use crate::program::{Op, Program, Rotary, RowDim, View};
 use crate::sample::Sample;
 
 const ALIGN_BYTES: usize = 64;
@@ -70,8 +70,8 @@ struct Lowering<'a> {
     samples: usize,
     quantised_start: usize,
     scratch: Scratch,
-    /// Per frequency table, where its angles are, and how many of a token.
-    angles: Vec<(usize, Columns)>,
+    /// Per frequency table and amplitude, where its angles are, and how many of a token.
+    angles: Vec<((usize, f32), Columns)>,
     phases: Vec<Phase>,
     chain: Vec<RowOp>,
     chain_rows: RowDim,
@@ -213,24 +213,27 @@ impl<'a> Lowering<'a> {
     /// Appends one op of the program.
     fn op(&mut self, op: &Op) -> Result<(), DeviceError> {
         let row_op = match *op {
-            Op::Embed { table, out } => RowOp::Embed { table: self.matrix(table)?, out: self.columns(out) },
+            Op::Embed { table, scale, out } => {
+                RowOp::Embed { table: self.matrix(table)?, scale, out: self.columns(out) }
+            }
             Op::RmsNorm { x, weight, eps, out } => {
                 RowOp::RmsNorm { x: self.columns(x), norm: self.norm(weight, eps)?, out: self.columns(out) }
             }
             Op::NormHeads { x, weight, eps } => RowOp::NormHeads { x: self.view(x), norm: self.norm(weight, eps)? },
             Op::Add { residual, x } => RowOp::Add { residual: self.columns(residual), x: self.columns(x) },
-            Op::Rope { x, inv_freq, pairing, head_dim } => {
-                let angles = self.angles(inv_freq)?;
-                RowOp::Rope { x: self.view(x), angles, pairing, head_dim: head_dim as usize }
+            Op::Rope { x, rotary, head_dim } => {
+                let angles = self.angles(rotary)?;
+                RowOp::Rope { x: self.view(x), angles, pairing: rotary.pairing, head_dim: head_dim as usize }
             }
             Op::StoreKv { k, v, layer } => {
                 let layer = layer.index();
                 self.attention_shape(layer, 1)?;
                 RowOp::StoreKv { k: self.view(k), v: self.view(v), layer }
             }
-            Op::GatedActivation { x, activation: crate::program::Activation::Silu, out } => {
-                RowOp::GatedActivation { x: self.columns(x), out: self.columns(out) }
+            Op::GatedActivation { x, activation, out } => {
+                RowOp::GatedActivation { x: self.columns(x), activation, out: self.columns(out) }
             }
+            Op::SoftCap { x, cap } => RowOp::SoftCap { x: self.columns(x), cap },
             Op::CheckFinite { x } => RowOp::CheckFinite { x: self.columns(x), flags: self.flags },
             Op::SelectRows { x, out } => RowOp::SelectRows { x: self.columns(x), out: self.columns(out) },
             Op::Sample { logits } => RowOp::Sample { logits: self.columns(logits), samples: self.samples },
@@ -264,16 +267,16 @@ impl<'a> Lowering<'a> {
     }
 
     /// The table of this step's angles, computed before its first use.
-    fn angles(&mut self, inv_freq: WeightId) -> Result<Columns, DeviceError> {
-        let inv_freq = self.vector(inv_freq)?;
-        if let Some((_, columns)) = self.angles.iter().find(|(weight, _)| *weight == inv_freq) {
+    fn angles(&mut self, rotary: Rotary) -> Result<Columns, DeviceError> {
+        let (inv_freq, amplitude) = (self.vector(rotary.inv_freq)?, rotary.amplitude);
+        if let Some((_, columns)) = self.angles.iter().find(|(key, _)| *key == (inv_freq, amplitude)) {
             return Ok(*columns);
         }
         let width = 2 * self.target.weights.vector(inv_freq).len();
         let start = self.reserve(self.max_rows(RowDim::Tokens) * width * FLOAT);
         let out = Columns { start, stride: width, width };
-        self.angles.push((inv_freq, out));
-        self.chain_op(RowOp::Angles { inv_freq, out }, RowDim::Tokens, &[]);
+        self.angles.push(((inv_freq, amplitude), out));
+        self.chain_op(RowOp::Angles { inv_freq, amplitude, out }, RowDim::Tokens, &[]);
         Ok(out)
     }
 

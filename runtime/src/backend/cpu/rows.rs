@@ -12,7 +12,7 @@ use super::repack::{Float, GROUP, Matrix};
 use super::simd::{Kernel, LANES, Simd};
 use super::state::LayerState;
 use super::step::Step;
-use crate::program::{KvDtype, RopePairing};
+use crate::program::{Activation, KvDtype, RopePairing};
 use crate::sample::{Sample, sample_row};
 
 /// Columns of a slot: `[rows, width]`, rows `stride` floats apart, from byte `start` of the plan's memory.
@@ -58,6 +58,7 @@ pub(super) struct Norm {
 pub(super) enum RowOp {
     Embed {
         table: usize,
+        scale: f32,
         out: Columns,
     },
     RmsNorm {
@@ -73,9 +74,10 @@ pub(super) enum RowOp {
         residual: Columns,
         x: Columns,
     },
-    /// Cosines, then sines, of a token's angles: once per step, for all layers.
+    /// Cosines, then sines, of a token's angles, times the amplitude: once per step, for all layers.
     Angles {
         inv_freq: usize,
+        amplitude: f32,
         out: Columns,
     },
     Rope {
@@ -91,7 +93,12 @@ pub(super) enum RowOp {
     },
     GatedActivation {
         x: Columns,
+        activation: Activation,
         out: Columns,
+    },
+    SoftCap {
+        x: Columns,
+        cap: f32,
     },
     /// Flags from byte `flags`, one word per token.
     CheckFinite {
@@ -142,9 +149,12 @@ fn run_row<S: Simd>(s: S, step: &Step<'_>, op: &RowOp, row: usize) {
     // SAFETY: as above.
     let write = |columns: Columns| unsafe { columns.row_mut(memory, row) };
     match *op {
-        RowOp::Embed { table, out } => {
-            let table: &Matrix = step.weights.matrix(table);
-            table.read_row(&step.weights.arena, step.inputs.token_ids()[row] as usize, write(out));
+        RowOp::Embed { table, scale, out } => {
+            let (table, out): (&Matrix, _) = (step.weights.matrix(table), write(out));
+            table.read_row(&step.weights.arena, step.inputs.token_ids()[row] as usize, out);
+            if scale != 1.0 {
+                out.iter_mut().for_each(|x| *x *= scale);
+            }
         }
         RowOp::RmsNorm { x, norm, out } => rms_norm(s, read(x), step.weights.vector(norm.weight), norm.eps, write(out)),
         RowOp::NormHeads { x, norm } => {
@@ -155,19 +165,24 @@ fn run_row<S: Simd>(s: S, step: &Step<'_>, op: &RowOp, row: usize) {
             }
         }
         RowOp::Add { residual, x } => add(write(residual), read(x)),
-        RowOp::Angles { inv_freq, out } => {
+        RowOp::Angles { inv_freq, amplitude, out } => {
             let (cos, sin) = write(out).split_at_mut(out.width / 2);
             let position = step.inputs.positions()[row] as f32;
             let frequencies = step.weights.vector(inv_freq);
             for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
                 (*sin, *cos) = (position * frequency).sin_cos();
+                (*sin, *cos) = (*sin * amplitude, *cos * amplitude);
             }
         }
         RowOp::Rope { x, angles, pairing, head_dim } => rope(write(x), read(angles), pairing, head_dim),
         RowOp::StoreKv { k, v, layer } => {
             store_kv(&step.layers[layer], step.inputs.slot_map()[row] as usize, read(k), read(v));
         }
-        RowOp::GatedActivation { x, out } => gated_silu(s, read(x), write(out)),
+        RowOp::GatedActivation { x, activation, out } => match activation {
+            Activation::Silu => gated(s, |gate| gate, read(x), write(out)),
+            Activation::GeluTanh => gated(s, |gate| gelu_argument(s, gate), read(x), write(out)),
+        },
+        RowOp::SoftCap { x, cap } => soft_cap(s, write(x), cap),
         RowOp::CheckFinite { x, flags } => {
             let finite = read(x).iter().fold(true, |finite, x| finite & x.is_finite());
             // SAFETY: the flag of this row, which belongs to this thread.
@@ -228,7 +243,7 @@ fn rope(x: &mut [f32], angles: &[f32], pairing: RopePairing, head_dim: usize) {
     for head in x.chunks_exact_mut(head_dim) {
         match pairing {
             RopePairing::Half => {
-                let (first, second) = head.split_at_mut(head_dim / 2);
+                let (first, second) = head.split_at_mut(cos.len());
                 for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
                     (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
                 }
@@ -268,20 +283,36 @@ fn store_kv_as<E: Float>(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) 
     }
 }
 
-/// `out = x * sigmoid(x) * up`, gate and up being the halves of `x`.
+/// `out = gate * sigmoid(argument(gate)) * up`, gate and up being the halves of `x`.
 #[inline(always)]
-fn gated_silu<S: Simd>(s: S, x: &[f32], out: &mut [f32]) {
+fn gated<S: Simd>(s: S, argument: impl Fn(S::F) -> S::F, x: &[f32], out: &mut [f32]) {
     let (gate, up) = x.split_at(out.len());
     let tail = out.len() / LANES * LANES;
+    let times = |gate: S::F, up: S::F| {
+        let denominator = s.add(s.splat(1.0), s.exp(s.sub(s.splat(0.0), argument(gate))));
+        s.mul(s.div(gate, denominator), up)
+    };
     let (gates, ups) = (gate.as_chunks::<LANES>().0, up.as_chunks::<LANES>().0);
     for ((out, gate), up) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(gates).zip(ups) {
-        s.store(silu_times(s, s.load(gate), s.load(up)), out);
+        s.store(times(s.load(gate), s.load(up)), out);
     }
-    s.store_part(silu_times(s, s.load_part(&gate[tail..]), s.load_part(&up[tail..])), &mut out[tail..]);
+    s.store_part(times(s.load_part(&gate[tail..]), s.load_part(&up[tail..])), &mut out[tail..]);
 }
 
+/// `2 sqrt(2 / pi) (x + 0.044715 x^3)`: half of 1 + tanh(y) is the sigmoid of 2 y.
 #[inline(always)]
-fn silu_times<S: Simd>(s: S, gate: S::F, up: S::F) -> S::F {
-    let denominator = s.add(s.splat(1.0), s.exp(s.sub(s.splat(0.0), gate)));
-    s.mul(s.div(gate, denominator), up)
+fn gelu_argument<S: Simd>(s: S, x: S::F) -> S::F {
+    let inner = s.fma(s.mul(s.mul(x, x), x), s.splat(0.044_715), x);
+    s.mul(inner, s.splat(1.595_769_1))
+}
+
+/// `x = cap * tanh(x / cap)`.
+#[inline(always)]
+fn soft_cap<S: Simd>(s: S, x: &mut [f32], cap: f32) {
+    let capped = |x: S::F| s.mul(s.tanh(s.div(x, s.splat(cap))), s.splat(cap));
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        s.store(capped(s.load(chunk)), chunk);
+    }
+    s.store_part(capped(s.load_part(tail)), tail);
 }

@@ -56,9 +56,9 @@ fn a_chain_ends_before_an_op_that_reuses_its_memory() {
     let program = Program {
         slots: vec![slot("a", 32), slot("b", 32), slot("c", 64), slot("d", 32)],
         ops: vec![
-            Op::Embed { table: narrow, out: a },
+            Op::Embed { table: narrow, scale: 1.0, out: a },
             Op::RmsNorm { x: a, weight: norm, eps: 1e-5, out: b },
-            Op::Embed { table: wide, out: c },
+            Op::Embed { table: wide, scale: 1.0, out: c },
             Op::GatedActivation { x: c, activation: Activation::Silu, out: d },
         ],
         ..Program::default()

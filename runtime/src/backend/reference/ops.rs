@@ -12,7 +12,7 @@ use crate::backend::StepInputs;
 use crate::backend::pool::Pool;
 use crate::error::DeviceError;
 use crate::ids::{Layer, Slot, WeightId};
-use crate::program::{Activation, LinearPart, Op, RopePairing, RowDim, SlotInfo, View};
+use crate::program::{Activation, LinearPart, Op, RopePairing, Rotary, RowDim, SlotInfo, View};
 use crate::sample::{Sample, sample_row};
 
 /// One running step: what the ops read and write.
@@ -34,7 +34,7 @@ impl<'a> Step<'a> {
     /// A thread panicked.
     pub fn run(&mut self, op: &Op) -> Result<(), DeviceError> {
         match op {
-            Op::Embed { table, out } => self.embed(*table, *out),
+            Op::Embed { table, scale, out } => self.embed(*table, *scale, *out),
             Op::RmsNorm { x, weight, eps, out } => self.rms_norm(*x, *weight, *eps, *out),
             Op::NormHeads { x, weight, eps } => self.norm_heads(*x, *weight, *eps),
             Op::Add { residual, x } => self.add(*residual, *x),
@@ -42,10 +42,11 @@ impl<'a> Step<'a> {
                 unreachable!("fused ops are expanded when a program is compiled")
             }
             Op::Linear { x, parts, out } => return self.linear(*x, parts, *out),
-            Op::Rope { x, inv_freq, pairing, head_dim } => self.rope(*x, *inv_freq, *pairing, *head_dim as usize),
+            Op::Rope { x, rotary, head_dim } => self.rope(*x, *rotary, *head_dim as usize),
             Op::StoreKv { k, v, layer } => self.store_kv(*k, *v, *layer),
             Op::Attention { .. } => return self.attention(op),
             Op::GatedActivation { x, activation, out } => self.gated_activation(*x, *activation, *out),
+            Op::SoftCap { x, cap } => self.soft_cap(*x, *cap),
             Op::CheckFinite { x } => self.check_finite(*x),
             Op::SelectRows { x, out } => self.select_rows(*x, *out),
             Op::Sample { logits } => self.sample(*logits),
@@ -88,10 +89,11 @@ impl<'a> Step<'a> {
         self.weights[id.index()].as_ref().expect("compile saw every weight uploaded")
     }
 
-    fn embed(&mut self, table: WeightId, out: Slot) {
+    fn embed(&mut self, table: WeightId, scale: f32, out: Slot) {
         let mut values = self.take_out(out);
         for (row, &id) in values.chunks_exact_mut(self.width(out)).zip(self.inputs.token_ids()) {
-            row.copy_from_slice(self.weight(table).row(id as usize));
+            let stored = self.weight(table).row(id as usize);
+            row.iter_mut().zip(stored).for_each(|(x, stored)| *x = stored * scale);
         }
         self.give(out, values);
     }
@@ -154,14 +156,15 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    fn rope(&mut self, x: View, inv_freq: WeightId, pairing: RopePairing, head_dim: usize) {
-        let inv_freq = &self.weight(inv_freq).values;
+    fn rope(&mut self, x: View, rotary: Rotary, head_dim: usize) {
+        let inv_freq = &self.weight(rotary.inv_freq).values;
         let inputs = self.inputs;
         for (row, &position) in self.view_rows_mut(x).zip(inputs.positions()) {
             for (i, &frequency) in inv_freq.iter().enumerate() {
                 let (sin, cos) = (position as f32 * frequency).sin_cos();
-                let (first, second) = match pairing {
-                    RopePairing::Half => (i, i + head_dim / 2),
+                let (sin, cos) = (sin * rotary.amplitude, cos * rotary.amplitude);
+                let (first, second) = match rotary.pairing {
+                    RopePairing::Half => (i, i + inv_freq.len()),
                     RopePairing::Interleaved => (2 * i, 2 * i + 1),
                 };
                 for head in row.chunks_exact_mut(head_dim) {
@@ -221,11 +224,19 @@ impl<'a> Step<'a> {
             for (i, value) in row.iter_mut().enumerate() {
                 let gate = match activation {
                     Activation::Silu => x[i] / (1.0 + (-x[i]).exp()),
+                    Activation::GeluTanh => {
+                        let inner = GELU_SCALE * (x[i] + GELU_CUBE * x[i] * x[i] * x[i]);
+                        0.5 * x[i] * (1.0 + inner.tanh())
+                    }
                 };
                 *value = gate * x[n + i];
             }
         }
         self.give(out, values);
+    }
+
+    fn soft_cap(&mut self, x: Slot, cap: f32) {
+        self.slots[x.index()].iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
     }
 
     fn check_finite(&mut self, x: Slot) {
@@ -252,6 +263,10 @@ impl<'a> Step<'a> {
         self.samples.extend(rows.zip(inputs.draws()).map(|(row, draw)| sample_row(row, &draw)));
     }
 }
+
+/// `sqrt(2 / pi)`.
+const GELU_SCALE: f32 = 0.797_884_6;
+const GELU_CUBE: f32 = 0.044_715;
 
 /// `x / sqrt(mean(x^2) + eps) * weight`, in place (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization").
 fn normalize(x: &mut [f32], weight: &[f32], eps: f32) {

@@ -6,7 +6,7 @@
 use runtime::backend::cases::{
     AttentionCase, Case, CaseOp, FusedCase, FusedEnd, PartCase, Tolerance, attention_tolerance,
 };
-use runtime::program::{KvDtype, LinearEnd, LinearPart, Op, Program, RowDim};
+use runtime::program::{Activation, KvDtype, LinearEnd, LinearPart, Op, Program, RowDim};
 use runtime::weights::{HostTensor, WeightFormat};
 
 /// Rows of a matrix that are measured at most, all parts together.
@@ -160,7 +160,9 @@ impl Workload {
 
     /// Gated activations of a step of so many tokens.
     pub(super) fn gates(&self, tokens: u32) -> Vec<Weighted> {
-        let case = |&(width, weight): &(u32, f64)| (timed(CaseOp::GatedActivation { width, tokens }), weight);
+        let case = |&(width, weight): &(u32, f64)| {
+            (timed(CaseOp::GatedActivation { width, tokens, activation: Activation::Silu }), weight)
+        };
         self.gates.iter().map(case).collect()
     }
 }

@@ -126,11 +126,11 @@ impl ModelRunner {
         check_slot_map(&config)?;
         let buckets = buckets(&backend.caps().buckets, largest)?;
 
-        let total_bytes = model.weights.iter().map(|tensor| tensor.bytes().len() as u64).sum();
+        let total_bytes = model.weights.iter().map(|tensor| tensor.num_bytes() as u64).sum();
         let mut done_bytes = 0;
         for (i, tensor) in model.weights.iter().enumerate() {
             backend.upload(WeightId(i as u32), tensor)?;
-            done_bytes += tensor.bytes().len() as u64;
+            done_bytes += tensor.num_bytes() as u64;
             progress(Progress::Upload { done_bytes, total_bytes });
         }
         backend.alloc_state(&model.program.states, config.num_blocks, config.block_size)?;

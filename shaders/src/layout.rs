@@ -2,11 +2,14 @@
 //! with the kernels is written at `Layout`.
 //!
 //! Invariant: repacking changes places, never values: every code and every scale is bit for bit the file's. A format is
-//! one row of `spec_of`, one arm of `read_group` and its fragment, `wgsl/format/<fragment>.wgsl`. Called at upload; the
+//! one row of `spec_of`, one arm of `Group::read` and its fragment, `wgsl/format/<fragment>.wgsl`. Called at upload; the
 //! lowering takes sizes and fragment names from here.
+
+mod group;
 
 use std::ops::Range;
 
+use group::Group;
 use runtime::weights::{HostTensor, WeightFormat};
 
 /// Rows of a panel.
@@ -31,12 +34,16 @@ const MAX_SIDE_WORDS: usize = 24;
 /// The first W side words of a super group of SG groups hold its scales:
 /// PerGroup        SG = 2, W = 1   f16 scale of the even group, then of the odd one
 /// PerGroupAndMin  SG = 1, W = 1   f16 scale, f16 minimum
-/// Nested          SG = 8, W = 5   f16 d, f16 dmin (Q6_K: 0); then two bytes per group: its integer scale and minimum
-///                                 (Q6_K: the signed scales of its two halves)
+/// Nested          SG = 8, W = 5   f16 d, f16 dmin (or 0); then two bytes per group: its integer scale and minimum (Q2_K: a
+///                                 nibble of each per half; Q3_K, Q6_K: the signed scales of its halves; IQ4_XS: one, and 0)
+/// Exponents       SG = 4, W = 1   a byte per group
+/// FloatPerGroup   SG = 1, W = 1   f32 scale
+/// FloatsAndZeros  SG = 4, W = 5   four f32 scales; then a byte per group, its zero point
 /// S = W + SG * H; the lower half or byte of a word comes first.
 /// ```
 ///
-/// Codes are the file's: signed in Q8_0, else unsigned with a zero point that the fragment subtracts.
+/// Codes are the file's: signed in Q8_0, floats in FP8_E4M3, places in a table in IQ4_NL, IQ4_XS and MXFP4, else unsigned with a
+/// zero point that the fragment subtracts (INT4: the f16 in the minimum's place).
 ///
 /// A fragment has `HAS_SCALE`, `HAS_MIN` and `Group`, one group of each of a lane's ROWS rows: `load_group(panel, first,
 /// group, groups)`, `first` the place in the panel of the first of them; `group_values(&g, i)`, elements 4 i .. 4 i + 4 of
@@ -62,6 +69,9 @@ enum Scales {
     PerGroup,
     PerGroupAndMin,
     Nested,
+    Exponents,
+    FloatPerGroup,
+    FloatsAndZeros,
 }
 
 impl Scales {
@@ -70,8 +80,10 @@ impl Scales {
         match self {
             Self::None => (1, 0),
             Self::PerGroup => (2, 1),
-            Self::PerGroupAndMin => (1, 1),
+            Self::PerGroupAndMin | Self::FloatPerGroup => (1, 1),
             Self::Nested => (8, 5),
+            Self::Exponents => (4, 1),
+            Self::FloatsAndZeros => (4, 5),
         }
     }
 
@@ -79,10 +91,15 @@ impl Scales {
     fn place(self, group: &Group, index: usize, words: &mut [u32; MAX_SIDE_WORDS]) {
         match self {
             Self::None => {}
-            Self::PerGroup => words[0] |= group.halves << (16 * index),
-            Self::PerGroupAndMin => words[0] = group.halves,
+            Self::PerGroup => words[0] |= group.scale << (16 * index),
+            Self::PerGroupAndMin | Self::FloatPerGroup => words[0] = group.scale,
+            Self::Exponents => words[0] |= u32::from(group.bytes[0]) << (8 * index),
+            Self::FloatsAndZeros => {
+                words[index] = group.scale;
+                words[4] |= u32::from(group.bytes[0]) << (8 * index);
+            }
             Self::Nested => {
-                words[0] = group.halves;
+                words[0] = group.scale;
                 words[1 + index / 2] |= u32::from(u16::from_le_bytes(group.bytes)) << (16 * (index % 2));
             }
         }
@@ -112,6 +129,14 @@ fn spec_of(format: WeightFormat) -> Spec {
         WeightFormat::Q4K => ("q4_k", 4, 0, Scales::Nested),
         WeightFormat::Q5K => ("q5_k", 4, 1, Scales::Nested),
         WeightFormat::Q6K => ("q6_k", 4, 2, Scales::Nested),
+        WeightFormat::Q2K => ("q2_k", 4, 0, Scales::Nested),
+        WeightFormat::Q3K => ("q3_k", 4, 0, Scales::Nested),
+        WeightFormat::Iq4Nl => ("iq4_nl", 4, 0, Scales::PerGroup),
+        WeightFormat::Iq4Xs => ("iq4_xs", 4, 0, Scales::Nested),
+        WeightFormat::Mxfp4 => ("mxfp4", 4, 0, Scales::Exponents),
+        WeightFormat::Int4 => ("int4", 4, 0, Scales::PerGroupAndMin),
+        WeightFormat::Int8 => ("int8", 8, 0, Scales::FloatsAndZeros),
+        WeightFormat::Fp8E4m3 => ("fp8_e4m3", 8, 0, Scales::FloatPerGroup),
     };
     Spec { fragment, low_bits, high_bits, scales }
 }
@@ -153,14 +178,12 @@ pub(crate) fn pack(tensor: &HostTensor, rows: Range<usize>, codes: &mut [u32], s
     assert_eq!(side.len(), side_words(format, rows.len(), cols), "{}: side words", tensor.name);
 
     let packer = Packer { format, spec: spec_of(format), layout: layout_of(format), groups: cols / GROUP };
-    let row_bytes = cols / format.block_len() * format.block_bytes();
-    let bytes = &tensor.bytes()[rows.start * row_bytes..rows.end * row_bytes];
     let panel_codes = codes_words(format, PANEL, cols);
     let panel_side = side_words(format, PANEL, cols);
     for (panel, first) in rows.clone().step_by(PANEL).enumerate() {
         let num_rows = PANEL.min(rows.end - first);
         packer.pack_panel(
-            &bytes[panel * PANEL * row_bytes..][..num_rows * row_bytes],
+            &tensor.rows(first..first + num_rows),
             num_rows,
             &mut codes[panel * panel_codes..][..panel_codes],
             &mut side[panel * panel_side..][..panel_side],
@@ -211,7 +234,7 @@ impl Packer {
             }
             return;
         }
-        let group = read_group(self.format, row, index);
+        let group = Group::read(self.format, row, index);
         let in_super_group = index % self.layout.side_groups;
         self.spec.scales.place(&group, in_super_group, side);
         if self.spec.low_bits == 8 {
@@ -250,85 +273,6 @@ fn high_words<const H: usize>(codes: &[u8; GROUP]) -> [u32; H] {
         words[i * H / 8] |= u32::from_le_bytes(bits);
     }
     words
-}
-
-/// One group of one row in the common form.
-struct Group {
-    /// Codes of up to 8 bits.
-    codes: [u8; GROUP],
-    /// An f16 in the low half, and one in the high half or zero.
-    halves: u32,
-    /// What belongs to this group under `Scales::Nested`.
-    bytes: [u8; 2],
-}
-
-/// Group `index` of a row of a quantised format (`runtime::weights::format` has the definitions).
-#[inline(always)]
-fn read_group(format: WeightFormat, row: &[u8], index: usize) -> Group {
-    let per_block = format.block_len() / GROUP;
-    let block = &row[index / per_block * format.block_bytes()..][..format.block_bytes()];
-    let in_block = index % per_block;
-    let (codes, halves) = match format {
-        WeightFormat::Q8_0 => (std::array::from_fn(|e| block[2 + e]), half_at(block, 0)),
-        WeightFormat::Q4_0 => (nibbles(&block[2..18]), half_at(block, 0)),
-        WeightFormat::Q4_1 => (nibbles(&block[4..20]), word_at(block, 0)),
-        WeightFormat::Q5_0 => (with_fifth_bits(nibbles(&block[6..22]), word_at(block, 2)), half_at(block, 0)),
-        WeightFormat::Q5_1 => (with_fifth_bits(nibbles(&block[8..24]), word_at(block, 4)), word_at(block, 0)),
-        WeightFormat::Q4K | WeightFormat::Q5K => return read_k_group(block, in_block),
-        WeightFormat::Q6K => return read_q6_k_group(block, in_block),
-        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => unreachable!("not a quantised format"),
-    };
-    Group { codes, halves, bytes: [0; 2] }
-}
-
-/// Q4_K and Q5_K: f16 d and dmin, 6-bit scales and minima in 12 bytes, (fifth bits,) nibbles in runs of 64.
-fn read_k_group(block: &[u8], index: usize) -> Group {
-    let packed = &block[4..16];
-    let bytes = if index < 4 {
-        [packed[index] & 63, packed[index + 4] & 63]
-    } else {
-        let low = packed[index + 4];
-        [low & 15 | packed[index - 4] >> 6 << 4, low >> 4 | packed[index] >> 6 << 4]
-    };
-    let (high, low) = block[16..].split_at(block.len() - 16 - 128);
-    let low = &low[index / 2 * 32..][..GROUP];
-    let mut codes = std::array::from_fn(|e| low[e] >> (index % 2 * 4) & 15);
-    if !high.is_empty() {
-        let high = &high[..GROUP];
-        codes = std::array::from_fn(|e| codes[e] | (high[e] >> index & 1) << 4);
-    }
-    Group { codes, halves: word_at(block, 0), bytes }
-}
-
-/// Q6_K: low nibbles, upper bit pairs, a signed scale per half group, f16 d.
-fn read_q6_k_group(block: &[u8], index: usize) -> Group {
-    let (half, quarter) = (index / 4, index % 4);
-    let low = &block[64 * half + 32 * (quarter % 2)..][..GROUP];
-    let high = &block[128 + 32 * half..][..GROUP];
-    Group {
-        codes: std::array::from_fn(|e| low[e] >> (quarter / 2 * 4) & 15 | (high[e] >> (2 * quarter) & 3) << 4),
-        halves: half_at(block, 208),
-        bytes: [block[192 + 2 * index], block[193 + 2 * index]],
-    }
-}
-
-/// Low nibbles of 16 bytes, then their high nibbles.
-fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
-    let bytes = &bytes[..16];
-    std::array::from_fn(|e| if e < 16 { bytes[e] & 15 } else { bytes[e - 16] >> 4 })
-}
-
-/// Bit e of `bits` is the fifth bit of code e.
-fn with_fifth_bits(codes: [u8; GROUP], bits: u32) -> [u8; GROUP] {
-    std::array::from_fn(|e| codes[e] | ((bits >> e & 1) as u8) << 4)
-}
-
-fn half_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
-}
-
-fn word_at(bytes: &[u8], at: usize) -> u32 {
-    half_at(bytes, at) | half_at(bytes, at + 2) << 16
 }
 
 #[cfg(test)]

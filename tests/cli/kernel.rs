@@ -283,7 +283,7 @@ fn bench_measures_beside_the_built_in_kernel() {
     bench(&["--op", "linear", "--shape", "in=33"]).refused(&["in=33: q4_1 needs a multiple of 32"]);
     bench(&["--op", "linear", "--shape", "in=1048576,out=1048576"]).refused(&["1048576 * 1048576 elements"]);
     bench(&["--op", "attention", "--shape", "kv_heads=5"]).refused(&["heads=32", "kv_heads=5"]);
-    bench(&["--op", "linear", "--shape", "format=q3_k"]).refused(&["format=q3_k", "q6_k"]);
+    bench(&["--op", "linear", "--shape", "format=q9_k"]).refused(&["format=q9_k", "q6_k"]);
     let q8 =
         scratch.file("q8.wgsl", kernel("linear", &[("//!use format/q4_1.wgsl as FORMAT", "//!use format/q8_0.wgsl")]));
     bench(&[&q8, "--op", "linear"]).refused(&["q8.wgsl: fixes FORMAT=q8_0"]);

@@ -332,7 +332,7 @@ fn progress_counts_every_byte_once() {
     let backend = Box::new(Padding::new(&[16]));
     let _ = ModelRunner::new(backend, &model, CONFIG, &mut |progress| seen.push(progress)).expect("fits");
     assert_eq!(seen.pop(), Some(Progress::Compile { done: 1, total: 2 }), "as the backend says");
-    let total_bytes: u64 = model.weights.iter().map(|w| w.bytes().len() as u64).sum();
+    let total_bytes: u64 = model.weights.iter().map(|w| w.num_bytes() as u64).sum();
     assert_eq!(seen.len(), model.weights.len());
     assert_eq!(seen.last(), Some(&Progress::Upload { done_bytes: total_bytes, total_bytes }));
 }

@@ -10,13 +10,16 @@ mod safetensors;
 #[cfg(test)]
 pub(crate) mod testing;
 
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use checkpoint::{Checkpoint, Container};
 pub use format::WeightFormat;
 use memmap2::Mmap;
 
-/// A tensor in host memory: a view of a mapped file, or bytes made at load.
+/// A tensor in host memory: a view of a mapped file, bytes made at load, or rows that are computed when they are read.
 #[derive(Clone, Debug)]
 pub struct HostTensor {
     /// The name in the file (or the house name of a computed tensor).
@@ -32,6 +35,15 @@ pub struct HostTensor {
 enum TensorData {
     Mapped { file: Arc<Mmap>, start: usize, len: usize },
     Owned(Arc<[u8]>),
+    Computed(Arc<dyn RowSource>),
+}
+
+/// Rows that are computed when they are read: a file's codes and scales in the places of another format, so that a model is
+/// never in memory twice. What is wrong with the file was said when the source was made: reading cannot fail.
+pub trait RowSource: Send + Sync + Debug {
+    /// Writes the bytes of the rows `rows`, one after the other, to `out`, which has their length. Rows that share a cache line
+    /// of the file should be asked for together.
+    fn read(&self, rows: Range<usize>, out: &mut [u8]);
 }
 
 impl HostTensor {
@@ -68,12 +80,23 @@ impl HostTensor {
         Self::owned(name, WeightFormat::F32, shape, bytemuck::cast_slice::<f32, u8>(values).to_vec())
     }
 
-    /// All bytes.
-    pub fn bytes(&self) -> &[u8] {
-        match &self.data {
-            TensorData::Mapped { file, start, len } => &file[*start..*start + *len],
-            TensorData::Owned(bytes) => bytes,
-        }
+    /// A tensor whose rows `source` computes.
+    ///
+    /// # Panics
+    /// When a row is not whole blocks.
+    pub fn computed(
+        name: impl Into<String>,
+        format: WeightFormat,
+        shape: Vec<usize>,
+        source: Arc<dyn RowSource>,
+    ) -> Self {
+        assert!(format.bytes_of(&shape).is_some(), "rows are whole blocks");
+        Self { name: name.into(), format, shape, data: TensorData::Computed(source) }
+    }
+
+    /// Length of all rows in bytes.
+    pub fn num_bytes(&self) -> usize {
+        self.format.bytes_of(&self.shape).expect("every constructor checks the shape")
     }
 
     /// Elements of the fastest dimension.
@@ -86,21 +109,30 @@ impl HostTensor {
         self.shape[..self.shape.len().saturating_sub(1)].iter().product()
     }
 
-    /// The bytes of row `row`.
-    pub fn row_bytes(&self, row: usize) -> &[u8] {
-        let len = self.bytes().len() / self.num_rows().max(1);
-        &self.bytes()[row * len..(row + 1) * len]
+    /// The bytes of some rows, one after the other: a view, unless they are computed.
+    pub fn rows(&self, rows: Range<usize>) -> Cow<'_, [u8]> {
+        let row_bytes = self.num_bytes() / self.num_rows().max(1);
+        let range = rows.start * row_bytes..rows.end * row_bytes;
+        match &self.data {
+            TensorData::Mapped { file, start, len } => Cow::Borrowed(&file[*start..*start + *len][range]),
+            TensorData::Owned(bytes) => Cow::Borrowed(&bytes[range]),
+            TensorData::Computed(source) => {
+                let mut bytes = vec![0; range.len()];
+                source.read(rows, &mut bytes);
+                Cow::Owned(bytes)
+            }
+        }
     }
 
-    /// Dequantises row `row` into `out`, `row_len()` long.
-    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
-        self.format.dequantize(self.row_bytes(row), out);
+    /// Dequantises the rows `rows` into `out`, `row_len()` elements for each.
+    pub fn dequantize_rows(&self, rows: Range<usize>, out: &mut [f32]) {
+        self.format.dequantize(&self.rows(rows), out);
     }
 
     /// The whole tensor as f32, row-major.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.shape.iter().product()];
-        self.format.dequantize(self.bytes(), &mut out);
+        self.dequantize_rows(0..self.num_rows(), &mut out);
         out
     }
 }

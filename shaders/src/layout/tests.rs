@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
+use runtime::weights::format::{FP4_DOUBLED, IQ4_VALUES};
 use runtime::weights::{HostTensor, WeightFormat};
 
 use super::{GROUP, PANEL, codes_words, fragment_of, layout_of, pack, side_words};
@@ -24,11 +25,22 @@ fn random_matrix(format: WeightFormat, rows: usize, cols: usize) -> HostTensor {
     let float_ends: &[usize] = match format {
         WeightFormat::F32 => &[3],
         WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::Q8_0 | WeightFormat::Q4_0 | WeightFormat::Q5_0 => &[1],
+        WeightFormat::Iq4Nl | WeightFormat::Iq4Xs | WeightFormat::Int4 => &[1],
         WeightFormat::Q4_1 | WeightFormat::Q5_1 | WeightFormat::Q4K | WeightFormat::Q5K => &[1, 3],
         WeightFormat::Q6K => &[209],
+        WeightFormat::Q2K => &[81, 83],
+        WeightFormat::Q3K => &[109],
+        WeightFormat::Int8 | WeightFormat::Fp8E4m3 => &[3],
+        WeightFormat::Mxfp4 => &[],
     };
     for block in bytes.chunks_exact_mut(format.block_bytes()) {
         float_ends.iter().for_each(|&end| block[end] &= 0xbf);
+        match format {
+            WeightFormat::Int4 => block[2] %= 17,
+            // No NaN.
+            WeightFormat::Fp8E4m3 => block[4..].iter_mut().for_each(|code| *code &= 0xf7),
+            _ => {}
+        }
     }
     HostTensor::owned(format.name(), format, vec![rows, cols], bytes)
 }
@@ -87,6 +99,15 @@ impl Address<'_> {
         [word as u8, (word >> 8) as u8]
     }
 
+    fn byte(&self, i: usize, c: usize) -> u32 {
+        self.code(i / 4, c) >> (8 * (i % 4)) & 255
+    }
+
+    /// Byte `group % 4` of the side word s of four groups.
+    fn byte_of_four(&self, s: usize) -> u32 {
+        self.side(s) >> (8 * (self.group % 4)) & 255
+    }
+
     /// Element 4 i + c.
     fn value(&self, i: usize, c: usize) -> f32 {
         let code = |code: u32, zero: i32| (code as i32 - zero) as f32;
@@ -101,7 +122,7 @@ impl Address<'_> {
             WeightFormat::Bf16 => {
                 bf16::from_bits((self.code(i / 2, i % 2 * 2 + c / 2) >> (16 * (c % 2))) as u16).to_f32()
             }
-            WeightFormat::Q8_0 => f32::from((self.code(i / 4, c) >> (8 * (i % 4))) as i8) * shared_scale(),
+            WeightFormat::Q8_0 => f32::from(self.byte(i, c) as i8) * shared_scale(),
             WeightFormat::Q4_0 => code(self.nibble(i, c), 8) * shared_scale(),
             WeightFormat::Q4_1 => code(self.nibble(i, c), 0) * low_half(self.side(0)) + high_half(self.side(0)),
             WeightFormat::Q5_0 => code(self.five_bits(1 + self.group % 2, i, c), 16) * shared_scale(),
@@ -118,6 +139,33 @@ impl Address<'_> {
                 let upper = self.side(5 + self.group % 8 * 2 + i / 4) >> (8 * c + 2 * (i % 4)) & 3;
                 let half_scale = f32::from(self.pair()[i / 4] as i8);
                 code(self.nibble(i, c) | upper << 4, 32) * half_scale * low_half(self.side(0))
+            }
+            WeightFormat::Q2K => {
+                let pair = self.pair()[i / 4];
+                let min = high_half(self.side(0)) * f32::from(pair >> 4);
+                code(self.nibble(i, c), 0) * (low_half(self.side(0)) * f32::from(pair & 15)) - min
+            }
+            WeightFormat::Q3K => {
+                code(self.nibble(i, c), 4) * f32::from(self.pair()[i / 4] as i8) * low_half(self.side(0))
+            }
+            WeightFormat::Iq4Nl => f32::from(IQ4_VALUES[self.nibble(i, c) as usize]) * shared_scale(),
+            WeightFormat::Iq4Xs => {
+                let scale = low_half(self.side(0)) * f32::from(self.pair()[0] as i8);
+                f32::from(IQ4_VALUES[self.nibble(i, c) as usize]) * scale
+            }
+            WeightFormat::Mxfp4 => {
+                let scale = 2f64.powi(self.byte_of_four(0) as i32 - 128) as f32;
+                f32::from(FP4_DOUBLED[self.nibble(i, c) as usize]) * scale
+            }
+            WeightFormat::Int4 => (code(self.nibble(i, c), 0) - high_half(self.side(0))) * low_half(self.side(0)),
+            WeightFormat::Int8 => {
+                let scale = f32::from_bits(self.side(self.group % 4));
+                code(self.byte(i, c), self.byte_of_four(4) as i32) * scale
+            }
+            WeightFormat::Fp8E4m3 => {
+                let byte = self.byte(i, c);
+                let bits = (byte & 0x80) << 8 | (byte & 0x7f) << 7;
+                low_half(bits) * 256.0 * f32::from_bits(self.side(0))
             }
         }
     }
@@ -193,6 +241,14 @@ fn sizes_are_those_of_the_contract() {
         ("q4_k", 1, 5, 8),
         ("q5_k", 1, 13, 8),
         ("q6_k", 1, 21, 8),
+        ("q2_k", 1, 5, 8),
+        ("q3_k", 1, 5, 8),
+        ("iq4_nl", 1, 1, 2),
+        ("iq4_xs", 1, 5, 8),
+        ("mxfp4", 1, 1, 4),
+        ("int4", 1, 1, 1),
+        ("int8", 2, 5, 4),
+        ("fp8_e4m3", 2, 1, 1),
     ];
     assert!(WeightFormat::all().map(sizes).eq(expected));
     // 65 rows are two panels, 96 columns two super groups.

@@ -1,7 +1,7 @@
 //! Seeded tensors for the op cases: the same bytes on every machine.
 //!
 //! Invariant: values are bounded, so that a tolerance relative to the output's scale is meaningful; every bit pattern of
-//! a quantised block occurs, only its float scales are chosen. Called by `build`.
+//! a quantised block occurs, only its scales are chosen (and zero points and bytes that are no NaN). Called by `build`.
 
 use half::{bf16, f16};
 
@@ -64,6 +64,19 @@ impl Random {
         let start = out.len();
         out.extend(std::iter::repeat_with(|| self.next_u64() as u8).take(format.block_bytes()));
         let block = &mut out[start..];
+        // Floats and zero points that may not be any bits; what is left is an f16 scale, and maybe an f16 minimum.
+        match format {
+            WeightFormat::Mxfp4 => return block[0] = 122 + block[0] % 4,
+            WeightFormat::Int4 => block[2] %= 17,
+            WeightFormat::Int8 => {
+                return block[..4].copy_from_slice(&self.uniform(0.003, 0.008).to_le_bytes());
+            }
+            WeightFormat::Fp8E4m3 => {
+                block[4..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|nan| *nan ^= 1);
+                return block[..4].copy_from_slice(&self.uniform(0.001, 0.002).to_le_bytes());
+            }
+            _ => {}
+        }
         // Each line: 1 / (largest quantised magnitude), and for formats with a minimum what centres the block.
         let (offset, scale, minimum) = match format {
             WeightFormat::Q8_0 => (0, 1.0 / 128.0, None),
@@ -74,7 +87,13 @@ impl Random {
             WeightFormat::Q4K => (0, 2.0 / (63.0 * 15.0), Some(1.0 / 63.0)),
             WeightFormat::Q5K => (0, 2.0 / (63.0 * 31.0), Some(1.0 / 63.0)),
             WeightFormat::Q6K => (208, 1.0 / (127.0 * 32.0), None),
+            WeightFormat::Q2K => (80, 2.0 / (15.0 * 3.0), Some(1.0 / 15.0)),
+            WeightFormat::Q3K => (108, 1.0 / (32.0 * 4.0), None),
+            WeightFormat::Iq4Nl => (0, 1.0 / 127.0, None),
+            WeightFormat::Iq4Xs => (0, 1.0 / (32.0 * 127.0), None),
+            WeightFormat::Int4 => (0, 1.0 / 12.0, None),
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => unreachable!("returned above"),
+            WeightFormat::Mxfp4 | WeightFormat::Int8 | WeightFormat::Fp8E4m3 => unreachable!("returned above"),
         };
         let mut put = |at: usize, value: f32, random: &mut Self| {
             let value = f16::from_f32(value * random.uniform(0.5, 1.0));

@@ -67,9 +67,16 @@ pub fn all_cases() -> Vec<Case> {
     fused_cases(&mut cases);
     attention_cases(&mut cases);
     sample_cases(&mut cases);
-    // Last, so that the cases above keep their seeds.
+    // Last, so that the seeds of the others stay as they are.
+    later_format_cases(&mut cases);
     family_cases(&mut cases);
     cases
+}
+
+/// Formats in the order in which their cases came to the table: those with every case, and those with the cases that tell
+/// formats apart.
+fn formats() -> (Vec<WeightFormat>, Vec<WeightFormat>) {
+    WeightFormat::all().partition(|&format| (format as usize) < WeightFormat::Q2K as usize)
 }
 
 fn push(cases: &mut Vec<Case>, tolerance: Tolerance, op: CaseOp) {
@@ -78,14 +85,8 @@ fn push(cases: &mut Vec<Case>, tolerance: Tolerance, op: CaseOp) {
 }
 
 fn row_wise_cases(cases: &mut Vec<Case>) {
-    for format in WeightFormat::all() {
-        // A block format's minimum may be added by a fused multiply-add.
-        let tolerance = if format.block_len() == 1 { EXACT } else { FLOAT };
-        for &width in widths(format) {
-            push(cases, tolerance, CaseOp::Embed { format, width, tokens: 5, scale: 1.0 });
-        }
-        // Rows of several panels, as a backend may pack them.
-        push(cases, tolerance, CaseOp::Embed { format, width: widths(format)[0], tokens: 37, scale: 1.0 });
+    for format in formats().0 {
+        embed_cases(cases, format, widths(format));
     }
     // 20 and 40 end within a vector.
     for (width, tokens) in [(20, 5), (32, 1), (40, 3), (64, 3), (96, 2), (576, 5), (1536, 33), (8192, 2)] {
@@ -102,6 +103,16 @@ fn row_wise_cases(cases: &mut Vec<Case>) {
     }
 }
 
+fn embed_cases(cases: &mut Vec<Case>, format: WeightFormat, widths: &[u32]) {
+    // A block format's minimum may be added by a fused multiply-add.
+    let tolerance = if format.block_len() == 1 { EXACT } else { FLOAT };
+    for &width in widths {
+        push(cases, tolerance, CaseOp::Embed { format, width, tokens: 5, scale: 1.0 });
+    }
+    // Rows of several panels, as a backend may pack them.
+    push(cases, tolerance, CaseOp::Embed { format, width: widths[0], tokens: 37, scale: 1.0 });
+}
+
 fn rope_cases(cases: &mut Vec<Case>) {
     for pairing in [RopePairing::Half, RopePairing::Interleaved] {
         for (heads, head_dim, offset, start, tokens) in
@@ -116,13 +127,18 @@ fn rope_cases(cases: &mut Vec<Case>) {
 /// Widths of a row that fit the format: multiples of its block, few of them of a tile.
 fn widths(format: WeightFormat) -> &'static [u32] {
     match format {
-        WeightFormat::Q4K | WeightFormat::Q5K | WeightFormat::Q6K => &[256, 512, 768, 1536],
+        _ if format.block_len() == 256 => &[256, 512, 768, 1536],
         _ => &[32, 64, 96, 576, 1536],
     }
 }
 
+/// Whether weights are multiplied with f32 activations, whatever the backend.
+fn is_float(format: WeightFormat) -> bool {
+    format.block_len() == 1 || format == WeightFormat::Fp8E4m3
+}
+
 fn linear_tolerance(parts: &[PartCase]) -> Tolerance {
-    if parts.iter().all(|part| part.format.block_len() == 1) { FLOAT } else { QUANTISED }
+    if parts.iter().all(|part| is_float(part.format)) { FLOAT } else { QUANTISED }
 }
 
 fn linear(cases: &mut Vec<Case>, in_features: u32, tokens: u32, parts: &[(u32, WeightFormat, bool)]) {
@@ -132,7 +148,7 @@ fn linear(cases: &mut Vec<Case>, in_features: u32, tokens: u32, parts: &[(u32, W
 }
 
 fn linear_cases(cases: &mut Vec<Case>) {
-    for format in WeightFormat::all() {
+    for format in formats().0 {
         let rows_and_tokens = [(7, 1), (33, 2), (100, 5), (65, 33), (48, 9)];
         for (&in_features, (rows, tokens)) in widths(format).iter().zip(rows_and_tokens) {
             linear(cases, in_features, tokens, &[(rows, format, false)]);
@@ -175,16 +191,39 @@ fn fused_cases(cases: &mut Vec<Case>) {
         (Add, false, 512, 100, false, 1),
         (Add, true, 256, 64, true, 5),
     ] {
-        for format in WeightFormat::all().filter(|format| in_features % 256 == 0 || format.block_len() < 256) {
+        for format in formats().0.into_iter().filter(|format| in_features % 256 == 0 || format.block_len() < 256) {
             let part = PartCase { out_features, format, bias };
             let parts = if end == Add { vec![part] } else { vec![part, part] };
-            let tolerance = match end {
-                _ if format.block_len() == 1 => FLOAT,
-                FusedEnd::Gate(_) => GATED,
-                Store | Add => QUANTISED,
-            };
-            push(cases, tolerance, CaseOp::FusedLinear(FusedCase { in_features, parts, norm, end, tokens }));
+            fused(cases, FusedCase { in_features, parts, norm, end, tokens });
         }
+    }
+}
+
+fn fused(cases: &mut Vec<Case>, case: FusedCase) {
+    let tolerance = match case.end {
+        _ if is_float(case.parts[0].format) => FLOAT,
+        FusedEnd::Gate(_) => GATED,
+        FusedEnd::Store | FusedEnd::Add => QUANTISED,
+    };
+    push(cases, tolerance, CaseOp::FusedLinear(case));
+}
+
+/// Rows that end within a panel, within a super group of scales, and numbers of tokens for every register tile.
+fn later_format_cases(cases: &mut Vec<Case>) {
+    for format in formats().1 {
+        let widths = widths(format);
+        embed_cases(cases, format, &[widths[0], widths[2]]);
+        for (&in_features, (rows, tokens)) in widths.iter().zip([(7, 1), (33, 2), (100, 5), (65, 33)]) {
+            linear(cases, in_features, tokens, &[(rows, format, false)]);
+        }
+        for tokens in [1, 4, 16] {
+            linear(cases, widths[1], tokens, &[(37, format, tokens == 4)]);
+        }
+        linear(cases, widths[3], 3, &[(64, format, true), (16, format, false), (16, format, true)]);
+        let part = PartCase { out_features: 64, format, bias: false };
+        let gate = FusedCase { in_features: 512, parts: vec![part; 2], norm: true, end: FusedEnd::Gate(Activation::Silu), tokens: 2 };
+        fused(cases, FusedCase { parts: vec![part], norm: false, end: FusedEnd::Add, ..gate.clone() });
+        fused(cases, gate);
     }
 }
 

@@ -1,7 +1,8 @@
-//! The linear kernels: quantised weights times 8-bit activations, and float weights times f32.
+//! The linear kernels: quantised weights times 8-bit activations, and float weights (8-bit floats too) times f32.
 //!
 //! Formula: `out[m, n] = sum over k of x[m, k] * w[n, k] + bias[n]`; for quantised weights per group g of 32:
-//! `acc = fma(w_scale * x_scale, sum of (code - zero) * x_code, acc)`, then `acc = fma(w_min, x_scale * sum of x_code, acc)`.
+//! `acc = fma(w_scale * x_scale, sum of (code - zero) * x_code, acc)`, then `acc = fma(w_min, x_scale * sum of x_code, acc)`;
+//! for E4M3 `acc = fma(w_scale, sum of x * w, acc)`.
 //! Operands: activations `[rows, in/32]` of `QuantGroup` (or `[rows, in]` of f32), panels of 16 output rows (`repack`),
 //! `out [rows, out_features]` f32. A task owns a range of panels, all rows.
 //! Accumulation: integer within a group (exact), one f32 chain over the groups in the order of k, the same for every
@@ -17,7 +18,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use super::memory::{Arena, Shared};
-use super::repack::{Block, Float, GROUP, Kind, Matrix, with_kind};
+use super::repack::{Block, Float, Fp8, GROUP, Kind, Matrix, with_kind};
 use super::simd::{Kernel, LANES, Simd};
 
 /// Rows of activations that pass over the panels together: they stay in the second-level cache.
@@ -105,7 +106,8 @@ pub(super) struct Linear<'a> {
 impl Kernel for Linear<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        with_kind!(self.matrix.kind, B => self.quantised::<S, B>(s), E => self.plain::<S, E>(s));
+        with_kind!(self.matrix.kind,
+            B => self.quantised::<S, B>(s), E => self.plain::<S, E>(s), E4M3 => self.e4m3(s));
     }
 }
 
@@ -168,6 +170,27 @@ impl Linear<'_> {
     }
 
     #[inline(always)]
+    fn e4m3<S: Simd>(&self, s: S) {
+        let (cols, groups) = (self.matrix.cols, self.matrix.cols / GROUP);
+        let blocks = self.arena.slice::<Fp8>(self.matrix.range);
+        for first in (0..self.num_rows).step_by(ROWS_PER_PASS) {
+            let rows = first..(first + ROWS_PER_PASS).min(self.num_rows);
+            for panel in self.panels.clone() {
+                let blocks = &blocks[panel * groups..][..groups];
+                macro_rules! tile {
+                    ($size:literal, $row:expr) => {{
+                        let x = std::array::from_fn(|i| &self.x[($row + i) * cols..][..cols]);
+                        let v = e4m3_tile::<S, $size>(s, blocks, x);
+                        self.write(s, panel, $row, v);
+                        $size
+                    }};
+                }
+                tiles!(S::WIDE, rows, tile);
+            }
+        }
+    }
+
+    #[inline(always)]
     fn write<S: Simd, const M: usize>(&self, s: S, panel: usize, row: usize, v: [S::F; M]) {
         let first = panel * LANES;
         let count = LANES.min(self.matrix.rows - first);
@@ -200,7 +223,7 @@ fn quantised_tile<S: Simd, B: Block, const M: usize>(
             let scale = block.scale(s, half);
             for m in 0..M {
                 let x = &x[m][g];
-                let mut dot = if B::HAS_MIN {
+                let mut dot = if B::HAS_MIN || B::HAS_ZERO {
                     s.splat_i(0)
                 } else if B::HALVES == 2 {
                     s.shift_left(s.splat_i(x.negative_sums[half]), zero_bits)
@@ -214,13 +237,23 @@ fn quantised_tile<S: Simd, B: Block, const M: usize>(
                         s.dot(dot, codes[i], x.codes[i])
                     };
                 }
-                acc[m] = s.fma(s.mul(scale, s.splat(x.scale)), s.to_f(dot), acc[m]);
+                let mut product = s.to_f(dot);
+                if B::HAS_ZERO {
+                    // Exact: both are below 2^20.
+                    let negative_sum = (x.negative_sums[0] + x.negative_sums[1]) as f32;
+                    product = s.fma(block.zero(s), s.splat(negative_sum), product);
+                }
+                acc[m] = s.fma(s.mul(scale, s.splat(x.scale)), product, acc[m]);
             }
         }
         if B::HAS_MIN {
-            let min = block.min(s);
-            for m in 0..M {
-                acc[m] = s.fma(min, s.splat(x[m][g].scaled_sum), acc[m]);
+            for half in 0..B::HALVES {
+                let min = block.min(s, half);
+                for m in 0..M {
+                    let x = &x[m][g];
+                    let sum = if B::HALVES == 2 { x.scale * -x.negative_sums[half] as f32 } else { x.scaled_sum };
+                    acc[m] = s.fma(min, s.splat(sum), acc[m]);
+                }
             }
         }
     }
@@ -236,6 +269,27 @@ fn plain_tile<S: Simd, E: Float, const M: usize>(s: S, columns: &[[E; LANES]], x
         let w = E::load(s, w);
         for m in 0..M {
             acc[m] = s.fma(w, s.splat(x[m][k]), acc[m]);
+        }
+    }
+    acc
+}
+
+/// 16 outputs of `M` rows.
+#[inline(always)]
+fn e4m3_tile<S: Simd, const M: usize>(s: S, blocks: &[Fp8], x: [&[f32]; M]) -> [S::F; M] {
+    let mut acc = [s.splat(0.0); M];
+    let x = x.map(|row| &row.as_chunks::<GROUP>().0[..blocks.len()]);
+    for (g, block) in blocks.iter().enumerate() {
+        let mut sums = [s.splat(0.0); M];
+        for (k, lanes) in block.values.iter().enumerate() {
+            let w = s.load_e4m3(lanes);
+            for m in 0..M {
+                sums[m] = s.fma(w, s.splat(x[m][g][k]), sums[m]);
+            }
+        }
+        let scale = s.load(&block.scales);
+        for m in 0..M {
+            acc[m] = s.fma(scale, sums[m], acc[m]);
         }
     }
     acc

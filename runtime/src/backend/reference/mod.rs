@@ -22,6 +22,9 @@ use crate::weights::HostTensor;
 use ops::Step;
 use state::LayerState;
 
+/// Rows of a weight that are asked for together: computed ones share cache lines of their file.
+const ROWS_PER_READ: usize = 16;
+
 /// A backend of plain loops over weights that are kept as f32.
 pub struct ReferenceBackend {
     caps: Caps,
@@ -124,8 +127,9 @@ impl Backend for ReferenceBackend {
         let pool = started(&mut self.pool, self.num_threads)?;
         let row_len = tensor.row_len();
         ops::for_each_chunk(pool, &mut values, row_len, |first_row, chunk| {
-            for (i, row) in chunk.chunks_exact_mut(row_len).enumerate() {
-                tensor.dequantize_row(first_row + i, row);
+            for (i, rows) in chunk.chunks_mut(ROWS_PER_READ * row_len).enumerate() {
+                let first = first_row + i * ROWS_PER_READ;
+                tensor.dequantize_rows(first..first + rows.len() / row_len, rows);
             }
         })?;
         self.weights.resize_with(self.weights.len().max(id.index() + 1), || None);

@@ -6,7 +6,16 @@
 //! The quantised layouts and their arithmetic are ggml's (`ggml-quants.c`), in f32, so that values agree bit for bit.
 
 mod float;
+mod four_bits;
+mod fp8_e4m3;
+mod int4;
+mod int8;
+mod iq4_nl;
+mod iq4_xs;
 mod k_scales;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -19,8 +28,10 @@ mod q8_0;
 mod tests;
 
 use float::{bf16_le, f16_le, f32_le};
+pub use four_bits::{FP4_DOUBLED, IQ4_VALUES};
 
-/// A format of stored weights. Names follow GGUF and safetensors.
+/// A format of stored weights. Names follow GGUF and safetensors; `Int4`, `Int8` and `Fp8E4m3` are our own blocks, which
+/// the checkpoints of `weights::scheme` are rearranged into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 #[allow(missing_docs)]
 pub enum WeightFormat {
@@ -35,14 +46,22 @@ pub enum WeightFormat {
     Q4K,
     Q5K,
     Q6K,
+    Q2K,
+    Q3K,
+    Iq4Nl,
+    Iq4Xs,
+    Mxfp4,
+    Int4,
+    Int8,
+    Fp8E4m3,
 }
 
 /// What a format is, once.
 struct FormatInfo {
     format: WeightFormat,
     name: &'static str,
-    /// `enum ggml_type` of GGUF files.
-    ggml_type: u32,
+    /// `enum ggml_type` of GGUF files, where they have it.
+    ggml_type: Option<u32>,
     /// Elements per block, all of one row.
     block_len: usize,
     block_bytes: usize,
@@ -51,7 +70,7 @@ struct FormatInfo {
 }
 
 macro_rules! info {
-    ($format:ident, $name:literal, $ggml_type:literal, $layout:ident) => {
+    ($format:ident, $name:literal, $ggml_type:expr, $layout:ident) => {
         FormatInfo {
             format: WeightFormat::$format,
             name: $name,
@@ -64,18 +83,26 @@ macro_rules! info {
 }
 
 /// In the order of the enum.
-static TABLE: [FormatInfo; 11] = [
-    info!(F32, "F32", 0, f32_le),
-    info!(F16, "F16", 1, f16_le),
-    info!(Bf16, "BF16", 30, bf16_le),
-    info!(Q8_0, "Q8_0", 8, q8_0),
-    info!(Q4_0, "Q4_0", 2, q4_0),
-    info!(Q4_1, "Q4_1", 3, q4_1),
-    info!(Q5_0, "Q5_0", 6, q5_0),
-    info!(Q5_1, "Q5_1", 7, q5_1),
-    info!(Q4K, "Q4_K", 12, q4_k),
-    info!(Q5K, "Q5_K", 13, q5_k),
-    info!(Q6K, "Q6_K", 14, q6_k),
+static TABLE: [FormatInfo; 19] = [
+    info!(F32, "F32", Some(0), f32_le),
+    info!(F16, "F16", Some(1), f16_le),
+    info!(Bf16, "BF16", Some(30), bf16_le),
+    info!(Q8_0, "Q8_0", Some(8), q8_0),
+    info!(Q4_0, "Q4_0", Some(2), q4_0),
+    info!(Q4_1, "Q4_1", Some(3), q4_1),
+    info!(Q5_0, "Q5_0", Some(6), q5_0),
+    info!(Q5_1, "Q5_1", Some(7), q5_1),
+    info!(Q4K, "Q4_K", Some(12), q4_k),
+    info!(Q5K, "Q5_K", Some(13), q5_k),
+    info!(Q6K, "Q6_K", Some(14), q6_k),
+    info!(Q2K, "Q2_K", Some(10), q2_k),
+    info!(Q3K, "Q3_K", Some(11), q3_k),
+    info!(Iq4Nl, "IQ4_NL", Some(20), iq4_nl),
+    info!(Iq4Xs, "IQ4_XS", Some(23), iq4_xs),
+    info!(Mxfp4, "MXFP4", Some(39), mxfp4),
+    info!(Int4, "INT4", None, int4),
+    info!(Int8, "INT8", None, int8),
+    info!(Fp8E4m3, "FP8_E4M3", None, fp8_e4m3),
 ];
 
 impl WeightFormat {
@@ -84,14 +111,15 @@ impl WeightFormat {
         TABLE.iter().map(|info| info.format)
     }
 
-    /// The names of all formats, for error messages.
-    pub fn supported_names() -> String {
-        TABLE.iter().map(|info| info.name).collect::<Vec<_>>().join(", ")
+    /// The names of the formats that a GGUF file may have, for error messages.
+    pub fn ggml_names() -> String {
+        let in_files = TABLE.iter().filter(|info| info.ggml_type.is_some());
+        in_files.map(|info| info.name).collect::<Vec<_>>().join(", ")
     }
 
     /// The format of a GGUF tensor type, if it is supported.
     pub fn from_ggml_type(id: u32) -> Option<Self> {
-        TABLE.iter().find(|info| info.ggml_type == id).map(|info| info.format)
+        TABLE.iter().find(|info| info.ggml_type == Some(id)).map(|info| info.format)
     }
 
     /// The format of a safetensors dtype (`F32`, `F16`, `BF16`), if it is supported.
@@ -103,13 +131,13 @@ impl WeightFormat {
         &TABLE[self as usize]
     }
 
-    /// The name in GGUF and safetensors: `F16`, `Q4_K`.
+    /// The name in GGUF and safetensors (`F16`, `Q4_K`), or our own.
     pub fn name(self) -> &'static str {
         self.info().name
     }
 
-    /// The id of this format in a GGUF file (`enum ggml_type`).
-    pub fn ggml_type(self) -> u32 {
+    /// The id of this format in a GGUF file (`enum ggml_type`), where they have it.
+    pub fn ggml_type(self) -> Option<u32> {
         self.info().ggml_type
     }
 
@@ -163,4 +191,9 @@ fn for_blocks<const BYTES: usize, const LEN: usize>(
 /// The little-endian f16 at `at`.
 fn f16_at(block: &[u8], at: usize) -> f32 {
     half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// The little-endian f32 at `at`.
+fn f32_at(block: &[u8], at: usize) -> f32 {
+    f32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }

@@ -291,7 +291,7 @@ fn read_tensor_info(cursor: &mut Cursor<'_>, path: &Path, alignment: usize) -> R
         path: path.to_path_buf(),
         what: "tensor type",
         name: format!("{} of {name:?}", ggml_type_name(id)),
-        supported: WeightFormat::supported_names(),
+        supported: WeightFormat::ggml_names(),
     })?;
     let len = format.bytes_of(&shape).ok_or_else(|| {
         let problem = format!("shape {shape:?} overflows or its rows are not whole {format} blocks");

@@ -91,7 +91,7 @@ impl GgufWriter {
         self.data.resize(offset, 0);
         self.data.extend(bytes);
         let dims: Vec<u64> = shape.iter().rev().map(|&dim| dim as u64).collect();
-        self.raw_tensor(name, &dims, format.ggml_type(), offset as u64)
+        self.raw_tensor(name, &dims, format.ggml_type().expect("a format of GGUF files"), offset as u64)
     }
 
     /// Bytes after the last tensor's, for tensors that were written raw.

@@ -36,12 +36,17 @@ fn every_value() -> Vec<(&'static str, MetaValue)> {
 fn small_file() -> GgufWriter {
     let values = every_value();
     let writer = values.iter().fold(GgufWriter::new(), |writer, (key, value)| writer.value(key, value));
-    writer.tensor("a", WeightFormat::F32, &[2, 3], &f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])).tensor(
-        "b",
-        WeightFormat::Q8_0,
-        &[1, 32],
-        &[0; 34],
-    )
+    let writer = writer.tensor("a", WeightFormat::F32, &[2, 3], &f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]));
+    writer.tensor("b", WeightFormat::Q8_0, &[1, 32], &[0; 34])
+}
+
+/// The same with a block of each format that a file may have.
+fn file_of_every_format() -> GgufWriter {
+    let formats = WeightFormat::all().filter(|format| format.ggml_type().is_some());
+    formats.fold(small_file(), |writer, format| {
+        let bytes = vec![0x5a; format.block_bytes()];
+        writer.tensor(&format!("in {format}"), format, &[1, format.block_len()], &bytes)
+    })
 }
 
 /// The problem of the error that reading `writer`'s file must give, with its field.
@@ -137,9 +142,9 @@ fn versions_and_byte_orders() {
 
 #[test]
 fn tensor_types_that_we_do_not_have_are_named() {
-    let file = GgufWriter::new().raw_tensor("blk.0.ffn_up.weight", &[256], 10, 0).finish();
+    let file = GgufWriter::new().raw_tensor("blk.0.ffn_up.weight", &[256], 17, 0).finish();
     let message = read(&file).unwrap_err().to_string();
-    assert!(message.contains("Q2_K of \"blk.0.ffn_up.weight\"") && message.contains("Q4_K"), "{message}");
+    assert!(message.contains("IQ2_XS of \"blk.0.ffn_up.weight\"") && message.contains("Q4_K"), "{message}");
 }
 
 /// Dimensions whose product wraps, zero and too many dimensions, negative counts, huge strings, bad alignments.
@@ -277,7 +282,7 @@ proptest! {
 
     #[test]
     fn mutated_files_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
-        let mut bytes = small_file().finish();
+        let mut bytes = file_of_every_format().finish();
         for (at, value) in edits {
             let at = at.index(bytes.len());
             bytes[at] = value;
@@ -286,6 +291,8 @@ proptest! {
             for tensor in header.tensors {
                 let len = tensor.format.bytes_of(&tensor.shape).unwrap();
                 prop_assert!(tensor.start + len <= bytes.len());
+                let mut values = vec![0.0; tensor.shape.iter().product()];
+                tensor.format.dequantize(&bytes[tensor.start..tensor.start + len], &mut values);
             }
         }
     }

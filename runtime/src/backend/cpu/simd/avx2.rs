@@ -186,8 +186,27 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn load_e4m3(self, x: &[u8; LANES]) -> Self::F {
+        intrinsic!({
+            let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(x.as_ptr().cast()));
+            let magnitude = _mm256_slli_epi16::<7>(_mm256_and_si256(wide, _mm256_set1_epi16(0x7f)));
+            let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)));
+            let halves = _mm256_or_si256(magnitude, sign);
+            Pair(
+                _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
+            )
+        })
+    }
+
+    #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> Self::B {
         intrinsic!(Pair(_mm256_loadu_si256(x.as_ptr().cast()), _mm256_loadu_si256(x.as_ptr().add(32).cast())))
+    }
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], v: Self::B) -> Self::B {
+        let table = self.twice(intrinsic!(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()))));
+        both!(_mm256_shuffle_epi8, table, v)
     }
     #[inline(always)]
     fn nibbles(self, v: Self::B) -> (Self::B, Self::B) {

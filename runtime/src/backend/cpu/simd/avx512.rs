@@ -141,8 +141,22 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_e4m3(self, x: &[u8; LANES]) -> __m512 {
+        intrinsic!({
+            let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(x.as_ptr().cast()));
+            let magnitude = _mm256_slli_epi16::<7>(_mm256_and_si256(wide, _mm256_set1_epi16(0x7f)));
+            let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)));
+            _mm512_cvtph_ps(_mm256_or_si256(magnitude, sign))
+        })
+    }
+
+    #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> __m512i {
         intrinsic!(_mm512_loadu_si512(x.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], v: __m512i) -> __m512i {
+        intrinsic!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), v))
     }
     #[inline(always)]
     fn nibbles(self, v: __m512i) -> (__m512i, __m512i) {

@@ -62,7 +62,12 @@ pub(super) trait Simd: Copy {
     /// Sum of the lanes of bytes.
     fn sum_i8(self, v: [i8; LANES]) -> i32;
 
+    /// Values of E4M3 bytes (see `weights::format`) divided by 256; no byte is a NaN.
+    fn load_e4m3(self, x: &[u8; LANES]) -> Self::F;
+
     fn load_bytes(self, x: &[u8; 64]) -> Self::B;
+    /// `table[v]` of each byte, all below 16.
+    fn look_up(self, table: &[u8; 16], v: Self::B) -> Self::B;
     /// Low and high four bits of each byte.
     fn nibbles(self, v: Self::B) -> (Self::B, Self::B);
     /// Per lane: `acc + sum of w[i] * a[i]` over its 4 bytes, for `w` up to 31.
@@ -368,6 +373,34 @@ mod tests {
             let mut got = Vec::new();
             run(Vectors(isa), &mut got);
             assert_eq!(got, portable, "{isa:?}");
+        }
+    }
+
+    /// Loads of E4M3, and bytes that are looked up.
+    struct Bytes<'a>(&'a [u8; 64], &'a [u8; 16], &'a mut Vec<u32>);
+
+    impl Kernel for Bytes<'_> {
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            let Self(bytes, table, out) = self;
+            for lanes in bytes.as_chunks::<LANES>().0 {
+                out.extend(s.array(s.load_e4m3(lanes)).map(f32::to_bits));
+            }
+            let (low, high) = s.nibbles(s.load_bytes(bytes));
+            for v in [s.look_up(table, low), s.look_up(table, high)] {
+                for a in [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]] {
+                    out.extend(s.array_i(s.dot(s.splat_i(0), v, a)).map(|x| x as u32));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn byte_operations_give_the_bits_of_portable() {
+        let table = std::array::from_fn(|i| (i * 53 + 7) as u8);
+        for start in (0..=255u8).step_by(64) {
+            let bytes = std::array::from_fn(|i| start + i as u8);
+            assert_bits_of_portable(|vectors, out| vectors.run(Bytes(&bytes, &table, out)));
         }
     }
 

@@ -291,8 +291,26 @@ impl<D: Dots> Simd for Neon<D> {
     }
 
     #[inline(always)]
+    fn load_e4m3(self, x: &[u8; LANES]) -> Self::F {
+        intrinsic!({
+            let bytes = vld1q_u8(x.as_ptr());
+            let half = |wide: uint16x8_t| {
+                let magnitude = vshlq_n_u16::<7>(vandq_u16(wide, vdupq_n_u16(0x7f)));
+                vorrq_u16(magnitude, vshlq_n_u16::<8>(vandq_u16(wide, vdupq_n_u16(0x80))))
+            };
+            let (low, high) = (half(vmovl_u8(vget_low_u8(bytes))), half(vmovl_u8(vget_high_u8(bytes))));
+            let bits = Quad(vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high));
+            each!(vcvt_f32_f16, each!(vreinterpret_f16_u16, bits))
+        })
+    }
+
+    #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> Self::B {
         each_at!(vld1q_u8, x.as_ptr())
+    }
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], v: Self::B) -> Self::B {
+        each!(vqtbl1q_u8, all(intrinsic!(vld1q_u8(table.as_ptr()))), v)
     }
     #[inline(always)]
     fn nibbles(self, v: Self::B) -> (Self::B, Self::B) {

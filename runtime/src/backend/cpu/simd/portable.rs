@@ -117,8 +117,17 @@ impl Simd for Portable {
     }
 
     #[inline]
+    fn load_e4m3(self, x: &[u8; LANES]) -> Self::F {
+        self.load_f16(&x.map(|byte| u16::from(byte & 0x80) << 8 | u16::from(byte & 0x7f) << 7))
+    }
+
+    #[inline]
     fn load_bytes(self, x: &[u8; 64]) -> Self::B {
         *x
+    }
+    #[inline]
+    fn look_up(self, table: &[u8; 16], v: Self::B) -> Self::B {
+        v.map(|byte| table[usize::from(byte & 15)])
     }
     #[inline]
     fn nibbles(self, v: Self::B) -> (Self::B, Self::B) {

@@ -1,0 +1,132 @@
+//! Reads one group of a row of any quantised format in the common form: the CPU's arm of each format.
+//!
+//! Invariant: codes, scales, minima and zero points are those of the file, or their product in f32 as the format's definition
+//! (`weights::format`) has it.
+
+use half::f16;
+
+use super::block::{GROUP, Group};
+use crate::weights::WeightFormat;
+
+fn half_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+fn float_at(bytes: &[u8], at: usize) -> f32 {
+    f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Low nibbles of 16 bytes, then their high nibbles.
+fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
+    let bytes = &bytes[..GROUP / 2];
+    std::array::from_fn(|i| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 })
+}
+
+/// With bit i of four bytes as the fifth bit of code i.
+fn with_fifth(codes: [u8; GROUP], bits: &[u8]) -> [u8; GROUP] {
+    let bits = u32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
+    std::array::from_fn(|i| codes[i] | ((bits >> i & 1) as u8) << 4)
+}
+
+impl Group {
+    fn new(codes: [u8; GROUP], scale: f32) -> Self {
+        Self { codes, scales: [scale; 2], mins: [0.0; 2], zero: 0.0 }
+    }
+
+    fn with_min(self, min: f32) -> Self {
+        Self { mins: [min; 2], ..self }
+    }
+
+    fn with_zero(self, zero: u8) -> Self {
+        Self { zero: f32::from(zero), ..self }
+    }
+
+    /// Group `index` of a row.
+    pub(super) fn read(format: WeightFormat, row: &[u8], index: usize) -> Self {
+        let per_block = format.block_len() / GROUP;
+        let block = &row[index / per_block * format.block_bytes()..][..format.block_bytes()];
+        let in_block = index % per_block;
+        let half = |at| half_at(block, at);
+        match format {
+            WeightFormat::Q8_0 => Self::new(std::array::from_fn(|i| block[2 + i] ^ 0x80), half(0)),
+            WeightFormat::Q4_0 | WeightFormat::Iq4Nl => Self::new(nibbles(&block[2..]), half(0)),
+            WeightFormat::Q4_1 => Self::new(nibbles(&block[4..]), half(0)).with_min(half(2)),
+            WeightFormat::Q5_0 => Self::new(with_fifth(nibbles(&block[6..]), &block[2..]), half(0)),
+            WeightFormat::Q5_1 => Self::new(with_fifth(nibbles(&block[8..]), &block[4..]), half(0)).with_min(half(2)),
+            WeightFormat::Int4 => Self::new(nibbles(&block[3..]), half(0)).with_zero(block[2]),
+            WeightFormat::Int8 => {
+                Self::new(std::array::from_fn(|i| block[5 + i]), float_at(block, 0)).with_zero(block[4])
+            }
+            // 2^(e - 128) through f64, whose exponents reach further.
+            WeightFormat::Mxfp4 => Self::new(nibbles(&block[1..]), 2f64.powi(i32::from(block[0]) - 128) as f32),
+            WeightFormat::Q4K | WeightFormat::Q5K => Self::read_k(format, block, in_block),
+            WeightFormat::Q6K => Self::read_q6_k(block, in_block),
+            WeightFormat::Q2K => Self::read_q2_k(block, in_block),
+            WeightFormat::Q3K => Self::read_q3_k(block, in_block),
+            WeightFormat::Iq4Xs => Self::read_iq4_xs(block, in_block),
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::Fp8E4m3 => {
+                unreachable!("no codes")
+            }
+        }
+    }
+
+    /// Q4_K and Q5_K: f16 scale of scales and of minima, 6-bit scales and minima, [fifth bits], nibbles in runs of 64.
+    fn read_k(format: WeightFormat, block: &[u8], index: usize) -> Self {
+        let packed = &block[4..16];
+        let (scale, min) = if index < 4 {
+            (packed[index] & 63, packed[index + 4] & 63)
+        } else {
+            let low = packed[index + 4];
+            (low & 15 | packed[index - 4] >> 6 << 4, low >> 4 | packed[index] >> 6 << 4)
+        };
+        let (fifth, nibbles) = match format {
+            WeightFormat::Q5K => (Some(&block[16..48]), &block[48..]),
+            _ => (None, &block[16..]),
+        };
+        let nibbles = &nibbles[index / 2 * GROUP..][..GROUP];
+        let codes = std::array::from_fn(|i| {
+            (nibbles[i] >> (index % 2 * 4) & 15) | fifth.map_or(0, |bits| (bits[i] >> index & 1) << 4)
+        });
+        Self::new(codes, half_at(block, 0) * f32::from(scale)).with_min(-(half_at(block, 2) * f32::from(min)))
+    }
+
+    /// Q6_K: low nibbles, high bit pairs, 8-bit scales per 16, f16 scale; two halves of 128.
+    fn read_q6_k(block: &[u8], index: usize) -> Self {
+        let (half, run) = (index / 4, index % 4);
+        let low = &block[half * 64 + run % 2 * GROUP..][..GROUP];
+        let high = &block[128 + half * GROUP..][..GROUP];
+        let codes = std::array::from_fn(|i| (low[i] >> (run / 2 * 4) & 15) | (high[i] >> (run * 2) & 3) << 4);
+        let scales =
+            std::array::from_fn(|part| half_at(block, 208) * f32::from(block[192 + half * 8 + run * 2 + part] as i8));
+        Self { scales, ..Self::new(codes, 0.0) }
+    }
+
+    /// Q2_K: a 4-bit scale and minimum per 16, bit pairs in runs of 128, f16 scale of scales and of minima.
+    fn read_q2_k(block: &[u8], index: usize) -> Self {
+        let pairs = &block[16 + index / 4 * GROUP..][..GROUP];
+        let codes = std::array::from_fn(|i| pairs[i] >> (index % 4 * 2) & 3);
+        let part = |part: usize| block[2 * index + part];
+        Self {
+            scales: std::array::from_fn(|half| half_at(block, 80) * f32::from(part(half) & 15)),
+            mins: std::array::from_fn(|half| -(half_at(block, 82) * f32::from(part(half) >> 4))),
+            ..Self::new(codes, 0.0)
+        }
+    }
+
+    /// Q3_K: third bits, bit pairs in runs of 128, 6-bit scales per 16 around 32, f16 scale.
+    fn read_q3_k(block: &[u8], index: usize) -> Self {
+        let (high, pairs) = (&block[..GROUP], &block[32 + index / 4 * GROUP..][..GROUP]);
+        let codes = std::array::from_fn(|i| pairs[i] >> (index % 4 * 2) & 3 | (high[i] >> index & 1) << 2);
+        let packed = &block[96..108];
+        let scale = |i: usize| packed[i % 8] >> (i / 8 * 4) & 15 | (packed[8 + i % 4] >> (i / 4 * 2) & 3) << 4;
+        let scales = std::array::from_fn(|half| half_at(block, 108) * f32::from(scale(2 * index + half) as i8 - 32));
+        Self { scales, ..Self::new(codes, 0.0) }
+    }
+
+    /// IQ4_XS: f16 scale, 6-bit scales per 32 around 32, nibbles.
+    fn read_iq4_xs(block: &[u8], index: usize) -> Self {
+        let high = u16::from_le_bytes([block[2], block[3]]);
+        let scale = block[4 + index / 2] >> (index % 2 * 4) & 15 | ((high >> (2 * index) & 3) as u8) << 4;
+        Self::new(nibbles(&block[8 + 16 * index..]), half_at(block, 0) * f32::from(scale as i8 - 32))
+    }
+}

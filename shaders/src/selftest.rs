@@ -8,12 +8,12 @@
 use std::collections::BTreeSet;
 
 use runtime::backend::cases::{
-    AttentionCase, CODES, Case, CaseOp, EXACT, FLOAT, FusedCase, FusedEnd, PartCase, SampleCase, Tolerance, TurnCase,
-    attention_tolerance, run_case,
+    AttentionCase, CODES, Case, CaseOp, EXACT, FLOAT, FusedCase, FusedEnd, MoeCase, PartCase, SampleCase, Tolerance,
+    TurnCase, attention_tolerance, run_case,
 };
 use runtime::backend::reference::ReferenceBackend;
 use runtime::error::DeviceError;
-use runtime::program::{LinearEnd, Op, Program, Rotary};
+use runtime::program::{Activation, LinearEnd, Op, Program, Rotary};
 
 use crate::backend::WgpuBackend;
 use crate::lab::meets;
@@ -123,6 +123,31 @@ pub(crate) fn checks(
             }
             Op::GatedActivation { out, activation, .. } => {
                 add(FLOAT, CaseOp::GatedActivation { width: width(out), tokens, activation: *activation });
+            }
+            Op::MoeRoute { logits, bias, router, .. } => {
+                let case = CaseOp::MoeRoute { experts: width(logits), router: *router, bias: bias.is_some(), tokens };
+                add(FLOAT, case);
+            }
+            Op::MoeLinear { parts, .. } => {
+                for part in parts {
+                    let case = MoeCase {
+                        hidden: 256,
+                        intermediate: 256,
+                        experts: 3,
+                        top_k: 2,
+                        format: weights.matrix_of(part.weight)?.format,
+                        activation: Activation::Silu,
+                        bias: part.bias.is_some(),
+                        tokens,
+                    };
+                    add(CODES, CaseOp::Moe(case));
+                }
+            }
+            // Tested with the linears of experts.
+            Op::MoeCombine { .. } => {}
+            Op::ScaleByPosition { x, period, .. } => {
+                let case = CaseOp::ScaleByPosition { width: x.width, offset: 4, period: *period, start: 5000, tokens };
+                add(FLOAT, case);
             }
             Op::SoftCap { x, cap } => add(FLOAT, CaseOp::SoftCap { width: width(x), tokens, cap: *cap }),
             Op::CheckFinite { x } => add(EXACT, CaseOp::CheckFinite { width: width(x), tokens }),

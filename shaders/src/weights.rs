@@ -111,20 +111,22 @@ impl Weights {
 
     fn matrix(&mut self, gpu: &Gpu, tensor: &HostTensor) -> Result<Matrix, DeviceError> {
         let padded = pad_columns(tensor);
-        let tensor = padded.as_ref().unwrap_or(tensor);
+        // Each expert's rows begin with a panel.
+        let tensor = &padded.as_ref().unwrap_or(tensor).with_padded_matrices(layout::PANEL);
         let (rows, cols, format) = (tensor.num_rows(), tensor.row_len(), tensor.format);
         let panel_bytes =
             4 * layout::codes_words(format, layout::PANEL, cols).max(layout::side_words(format, layout::PANEL, cols));
-        let panels = (gpu.max_binding_bytes() / panel_bytes as u64) as usize;
-        if panels == 0 {
-            return Err(DeviceError::OutOfMemory {
-                what: format!("64 rows of tensor '{}'", tensor.name),
-                needed_bytes: panel_bytes as u64,
-            });
+        // A piece is whole panels, or whole matrices where there are several.
+        let unit = if tensor.shape.len() == 3 { tensor.shape[1] } else { layout::PANEL };
+        let unit_bytes = (panel_bytes * unit.div_ceil(layout::PANEL)) as u64;
+        let units = (gpu.max_binding_bytes() / unit_bytes) as usize;
+        if units == 0 {
+            let what = format!("{unit} rows of tensor '{}'", tensor.name);
+            return Err(DeviceError::OutOfMemory { what, needed_bytes: unit_bytes });
         }
         let mut pieces = Vec::new();
-        for first_row in (0..rows).step_by(panels * layout::PANEL) {
-            let num_rows = (rows - first_row).min(panels * layout::PANEL);
+        for first_row in (0..rows).step_by(units * unit) {
+            let num_rows = (rows - first_row).min(units * unit);
             let mut codes = vec![0; layout::codes_words(format, num_rows, cols)];
             let mut side = vec![0; layout::side_words(format, num_rows, cols)];
             layout::pack(tensor, first_row..first_row + num_rows, &mut codes, &mut side);
@@ -191,7 +193,7 @@ fn pad_columns(tensor: &HostTensor) -> Option<HostTensor> {
     *shape.last_mut()? = padded;
     let mut bytes = Vec::with_capacity(tensor.num_rows() * padded * format.block_bytes());
     for row in 0..tensor.num_rows() {
-        bytes.extend_from_slice(tensor.row_bytes(row));
+        bytes.extend_from_slice(&tensor.rows(row..row + 1));
         bytes.resize((row + 1) * padded * format.block_bytes(), 0);
     }
     Some(HostTensor::owned(tensor.name.clone(), format, shape, bytes))

@@ -166,7 +166,7 @@ fn block(index: u32, first_token: u32, factors: array<f32, TOKENS>, lane: Lane) 
             for (var t = 0u; t < TOKENS; t++) {
                 var value = total[t * ROWS + r] + add;
                 if GATED {
-                    value *= activate(gate[t * ROWS + r]);
+                    value = gated(gate[t * ROWS + r], value);
                 }
                 let at = (first_token + t) * params.out_stride + params.out_column + row;
                 if ADD {

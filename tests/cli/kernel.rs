@@ -37,7 +37,7 @@ fn line_of(text: &str, needle: &str) -> usize {
     text.lines().position(|line| line.contains(needle)).expect(needle) + 1
 }
 
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 21] = [
     "add",
     "attention",
     "attention_combine",
@@ -45,6 +45,9 @@ const NAMES: [&str; 17] = [
     "embed",
     "gated_activation",
     "linear",
+    "moe_combine",
+    "moe_linear",
+    "moe_route",
     "norm_heads",
     "rms_norm",
     "rope",
@@ -52,6 +55,7 @@ const NAMES: [&str; 17] = [
     "sample_draw",
     "sample_pick",
     "sample_scan",
+    "scale_by_position",
     "select_rows",
     "soft_cap",
     "store_kv",

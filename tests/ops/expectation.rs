@@ -20,13 +20,18 @@ pub fn expectation_f64(case: &Case) -> Option<Vec<f64>> {
         }
         CaseOp::GatedActivation { width, activation, .. } => {
             let (n, x) = (*width as usize, wide(0));
-            let act = |x: f64| match activation {
-                Activation::Silu => x / (1.0 + (-x).exp()),
+            let gated = |x: f64, up: f64| match activation {
+                Activation::Silu => x / (1.0 + (-x).exp()) * up,
                 Activation::GeluTanh => {
-                    x / 2.0 * (1.0 + ((x + 0.044715 * x.powi(3)) * (2.0 / std::f64::consts::PI).sqrt()).tanh())
+                    let inner = (x + 0.044715 * x.powi(3)) * (2.0 / std::f64::consts::PI).sqrt();
+                    x / 2.0 * (1.0 + inner.tanh()) * up
+                }
+                Activation::ClampedSwiglu => {
+                    let (x, up) = (x.min(7.0), up.clamp(-7.0, 7.0));
+                    x / (1.0 + (-1.702 * x).exp()) * (up + 1.0)
                 }
             };
-            let row = |row: &[f64]| (0..n).map(|i| act(row[i]) * row[n + i]).collect::<Vec<f64>>();
+            let row = |row: &[f64]| (0..n).map(|i| gated(row[i], row[n + i])).collect::<Vec<f64>>();
             Some(x.chunks(2 * n).flat_map(row).collect())
         }
         CaseOp::SoftCap { cap, .. } => {

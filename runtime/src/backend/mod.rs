@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod inputs;
 mod pool;
 pub mod reference;
+mod route;
 
 pub use inputs::{InputLayout, MAX_TREE_TOKENS, StepInputs, TreeToken};
 

@@ -62,6 +62,11 @@ impl<'a> Builder<'a> {
 
     /// The name in the file of `layers.3.attn.q` and the like, with `.weight` or `.bias`.
     pub fn file_name(&self, house: &str, suffix: &str) -> String {
+        format!("{}.{suffix}", self.stem(house))
+    }
+
+    /// The name in the file of `layers.3.attn.q` and the like, as its table has it.
+    pub fn stem(&self, house: &str) -> String {
         let layer = house.strip_prefix("layers.").and_then(|rest| rest.split('.').next()).unwrap_or_default();
         let row = self.names.iter().copied().flatten().find(|name| name.house.replace("{i}", layer) == house);
         let row = row.unwrap_or_else(|| panic!("'{house}' is not in the architecture's name tables"));
@@ -69,7 +74,7 @@ impl<'a> Builder<'a> {
             Container::Gguf(_) => row.gguf,
             Container::HuggingFace { .. } => row.hf,
         };
-        format!("{}.{suffix}", stem.replace("{i}", layer))
+        stem.replace("{i}", layer)
     }
 
     pub fn tensor_error(&self, tensor: &str, expected: impl Into<String>, got: impl Into<String>) -> LoadError {
@@ -103,6 +108,26 @@ impl<'a> Builder<'a> {
         let tensor = self.find(&file_name, shape)?;
         self.bound.insert(file_name);
         Ok(self.add(house, tensor))
+    }
+
+    /// Binds one matrix `[rows, cols]` per expert as `[experts, rows, cols]`: a tensor of the file, or one of each expert.
+    pub fn expert_weight(&mut self, house: &str, [experts, rows, cols]: [u32; 3]) -> Result<WeightId, LoadError> {
+        let name = self.file_name(house, "weight");
+        if !name.contains("{e}") {
+            return self.weight(house, &[experts, rows, cols]);
+        }
+        let mut parts: Vec<HostTensor> = Vec::new();
+        for expert in 0..experts {
+            let name = name.replace("{e}", &expert.to_string());
+            let tensor = self.find(&name, &[rows, cols])?;
+            if let Some(first) = parts.first().filter(|first| first.format != tensor.format) {
+                let expected = format!("{}, as '{}' has", first.format, first.name);
+                return Err(self.tensor_error(&name, expected, tensor.format.name()));
+            }
+            self.bound.insert(name);
+            parts.push(tensor);
+        }
+        Ok(self.add(house, HostTensor::stacked(name, parts)))
     }
 
     /// Binds a norm's weight; some files store it without the 1 that belongs to it.

@@ -5,6 +5,7 @@
 
 use super::builder::{Builder, Part};
 use super::config::DecoderConfig;
+use super::experts::ExpertsSpec;
 use super::names::Name;
 use super::rope::RopeTable;
 use super::{LoadOptions, Model};
@@ -13,7 +14,7 @@ use crate::ids::{Layer, Slot, WeightId};
 use crate::program::{
     Activation, FusedNorm, LinearEnd, LinearPart, Op, Plane, RopePairing, Rotary, RowDim, SlotInfo, StateSpec, View,
 };
-use crate::weights::Checkpoint;
+use crate::weights::{Checkpoint, Container};
 
 /// What a decoder has besides its sizes.
 pub(super) struct DecoderSpec {
@@ -47,6 +48,12 @@ pub(super) struct DecoderSpec {
     pub logit_cap: Option<f32>,
     /// The gate's nonlinearity.
     pub activation: Activation,
+    /// Growth of queries with the context: `Op::ScaleByPosition`'s beta and period.
+    pub query_growth: Option<(f32, u32)>,
+    /// A learned score per head that joins each softmax.
+    pub sinks: bool,
+    /// Of the layers that have experts.
+    pub experts: Option<ExpertsSpec>,
 }
 
 /// Which linears have biases; `None`: look whether the tensors are there.
@@ -64,6 +71,8 @@ pub(super) struct LayerSpec {
     pub window: Option<u32>,
     /// Index into `DecoderSpec::ropes`.
     pub rope: Option<usize>,
+    /// Whether experts take the place of the MLP.
+    pub has_experts: bool,
 }
 
 impl DecoderSpec {
@@ -74,7 +83,7 @@ impl DecoderSpec {
             names,
             pairing: RopePairing::Half,
             ropes: Vec::new(),
-            layers: vec![LayerSpec { window: None, rope: Some(0) }; config.num_layers as usize],
+            layers: vec![LayerSpec { window: None, rope: Some(0), has_experts: false }; config.num_layers as usize],
             qk_norm: false,
             is_fused: false,
             post_norms: false,
@@ -85,12 +94,21 @@ impl DecoderSpec {
             embed_scale: 1.0,
             logit_cap: None,
             activation: Activation::Silu,
+            query_growth: None,
+            sinks: false,
+            experts: None,
         }
     }
 
     /// With one rotary embedding for all layers.
     pub fn with_rope(mut self, table: RopeTable) -> Self {
         self.ropes = vec![("rope.inv_freq", table)];
+        self
+    }
+
+    /// With experts in these layers.
+    pub fn with_experts(mut self, has_experts: impl Fn(u32) -> bool) -> Self {
+        self.layers.iter_mut().enumerate().for_each(|(i, layer)| layer.has_experts = has_experts(i as u32));
         self
     }
 
@@ -122,25 +140,28 @@ pub(super) fn decoder(
     let mut decoder = Decoder { builder, options, config, spec, ropes, residual };
     for (i, layer) in spec.layers.iter().enumerate() {
         decoder.attention(i as u32, layer)?;
-        decoder.mlp(i as u32)?;
+        match spec.experts.as_ref().filter(|_| layer.has_experts) {
+            Some(experts) => decoder.experts(i as u32, experts)?,
+            None => decoder.mlp(i as u32)?,
+        }
     }
     decoder.head(table, vocab)?;
     decoder.builder.finish(vocab, config)
 }
 
 /// A decoder in the making.
-struct Decoder<'a> {
-    builder: Builder<'a>,
+pub(super) struct Decoder<'a> {
+    pub builder: Builder<'a>,
     options: &'a LoadOptions,
-    config: &'a DecoderConfig,
-    spec: &'a DecoderSpec,
+    pub config: &'a DecoderConfig,
+    pub spec: &'a DecoderSpec,
     ropes: Vec<Rotary>,
-    residual: Slot,
+    pub residual: Slot,
 }
 
 impl Decoder<'_> {
     /// The norm that a block begins with, for the linear that reads it.
-    fn norm(&mut self, house: &str, normed: &str) -> Result<FusedNorm, LoadError> {
+    pub fn norm(&mut self, house: &str, normed: &str) -> Result<FusedNorm, LoadError> {
         let weight = self.builder.norm_weight(house, self.config.hidden, self.spec.norm_offset)?;
         let normed = self.builder.slot(normed, RowDim::Tokens, self.config.hidden);
         Ok(FusedNorm { weight, eps: self.config.rms_eps, normed })
@@ -196,11 +217,24 @@ impl Decoder<'_> {
             }
             None => Op::StoreKv { k, v, layer: state },
         });
+        if let Some((beta, period)) = spec.query_growth {
+            self.builder.push(Op::ScaleByPosition { x: q, beta, period });
+        }
         let out = self.builder.slot(&format!("l{i}.attn"), RowDim::Tokens, q_width);
-        let (scale, window, soft_cap, sinks) = (spec.attention_scale, layer.window, spec.attention_cap, None);
+        let sinks = spec.sinks.then(|| self.sinks(&house("sinks"))).transpose()?;
+        let (scale, window, soft_cap) = (spec.attention_scale, layer.window, spec.attention_cap);
         self.builder.push(Op::Attention { q, layer: state, heads, head_dim, scale, window, soft_cap, sinks, out });
         let part = Part { name: &house("o"), out_features: config.hidden, bias: spec.biases.o };
         self.add_linear(out, &format!("layers.{i}.attn"), &format!("l{i}.attn_out"), &part)
+    }
+
+    /// Hugging Face files have no `.weight` behind this name.
+    fn sinks(&mut self, house: &str) -> Result<WeightId, LoadError> {
+        let name = match self.builder.checkpoint.container {
+            Container::Gguf(_) => self.builder.file_name(house, "weight"),
+            Container::HuggingFace { .. } => self.builder.stem(house),
+        };
+        self.builder.bind(house, name, &[self.config.heads])
     }
 
     /// Matrices that read one input, with their rows.

@@ -5,17 +5,21 @@
 
 use super::config::DecoderConfig;
 use super::layers::{Biases, DecoderSpec, decoder};
+use super::mixtral;
 use super::names::{ATTENTION, ENDS, MLP, MLP_NORM, Name};
 use super::reader::{Key, Reader};
 use super::rope::RopeReader;
 use super::{LoadOptions, Model};
 use crate::error::LoadError;
 use crate::program::RopePairing;
-use crate::weights::Checkpoint;
+use crate::weights::{Checkpoint, Container};
 
 pub(super) const NAMES: &[&[Name]] = &[ENDS, ATTENTION, MLP_NORM, MLP];
 
 pub(super) fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Model, LoadError> {
+    if is_mixtral(checkpoint) {
+        return mixtral::load(checkpoint, options);
+    }
     let reader = Reader::new(checkpoint, &[])?;
     let config = DecoderConfig::read(&reader, false)?;
     let rope = RopeReader::new(reader, &config, options).read(None)?;
@@ -26,6 +30,12 @@ pub(super) fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Mod
     };
     reader.expect_activation(&["silu"])?;
     decoder(checkpoint, options, &config, &spec)
+}
+
+/// GGUF files of Mixtral say `llama`, too.
+fn is_mixtral(checkpoint: &Checkpoint) -> bool {
+    let Container::Gguf(metadata) = &checkpoint.container else { return false };
+    matches!(metadata.u32("llama.expert_count"), Ok(Some(1..)))
 }
 
 /// The pairs of families whose GGUF converter permutes rows.

@@ -4,10 +4,13 @@
 
 mod builder;
 mod config;
+mod experts;
 mod gemma;
+mod gpt_oss;
 mod layers;
 mod llama;
 mod mistral;
+mod mixtral;
 mod names;
 mod phi3;
 mod qwen;

@@ -3,7 +3,7 @@
 //! Invariant: a table has one row per tensor, `{i}` being the layer; an architecture lists the tables that it is made of.
 //! Read by `builder`.
 
-/// One tensor's names, without `.weight` or `.bias`; `{i}` is the layer.
+/// One tensor's names, without `.weight` or `.bias`; `{i}` is the layer, `{e}` an expert.
 pub(super) struct Name {
     /// In programs and dumps.
     pub house: &'static str,
@@ -36,6 +36,15 @@ pub(super) const ATTENTION: &[Name] = &[
 pub(super) const QK_NORMS: &[Name] = &[
     Name { house: "layers.{i}.attn.q_norm", gguf: "blk.{i}.attn_q_norm", hf: "model.layers.{i}.self_attn.q_norm" },
     Name { house: "layers.{i}.attn.k_norm", gguf: "blk.{i}.attn_k_norm", hf: "model.layers.{i}.self_attn.k_norm" },
+];
+
+/// Experts with matrices of their own and their router, as most families name them.
+#[rustfmt::skip]
+pub(super) const EXPERTS: &[Name] = &[
+    Name { house: "layers.{i}.mlp.router", gguf: "blk.{i}.ffn_gate_inp", hf: "model.layers.{i}.mlp.gate" },
+    Name { house: "layers.{i}.mlp.experts.gate", gguf: "blk.{i}.ffn_gate_exps", hf: "model.layers.{i}.mlp.experts.{e}.gate_proj" },
+    Name { house: "layers.{i}.mlp.experts.up", gguf: "blk.{i}.ffn_up_exps", hf: "model.layers.{i}.mlp.experts.{e}.up_proj" },
+    Name { house: "layers.{i}.mlp.experts.down", gguf: "blk.{i}.ffn_down_exps", hf: "model.layers.{i}.mlp.experts.{e}.down_proj" },
 ];
 
 /// The norm before a feed-forward block.

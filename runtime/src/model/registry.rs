@@ -2,7 +2,7 @@
 //!
 //! Invariant: a checkpoint's own name for its architecture decides; an unknown one is an error that lists what is known.
 
-use super::{LoadOptions, Model, gemma, llama, mistral, phi3, qwen, smollm3};
+use super::{LoadOptions, Model, gemma, gpt_oss, llama, mistral, mixtral, phi3, qwen, smollm3};
 use crate::error::LoadError;
 use crate::weights::{Checkpoint, Container};
 
@@ -18,9 +18,12 @@ pub(super) struct Architecture {
 
 const ARCHITECTURES: &[Architecture] = &[
     Architecture { hf: &["LlamaForCausalLM"], gguf: &["llama"], load: llama::load },
-    Architecture { hf: &["MistralForCausalLM"], gguf: &[], load: mistral::load },
+    Architecture { hf: &["MistralForCausalLM", "Ministral3ForCausalLM"], gguf: &["mistral3"], load: mistral::load },
     Architecture { hf: &["Qwen2ForCausalLM"], gguf: &["qwen2"], load: qwen::load_2 },
     Architecture { hf: &["Qwen3ForCausalLM"], gguf: &["qwen3"], load: qwen::load_3 },
+    Architecture { hf: &["Qwen3MoeForCausalLM"], gguf: &["qwen3moe"], load: qwen::load_3_moe },
+    Architecture { hf: &["MixtralForCausalLM"], gguf: &[], load: mixtral::load },
+    Architecture { hf: &["GptOssForCausalLM"], gguf: &["gpt-oss"], load: gpt_oss::load },
     Architecture { hf: &["Gemma2ForCausalLM"], gguf: &["gemma2"], load: gemma::load_2 },
     Architecture { hf: &["Gemma3ForCausalLM"], gguf: &["gemma3"], load: gemma::load_3 },
     Architecture { hf: &["Phi3ForCausalLM"], gguf: &["phi3"], load: phi3::load },

@@ -190,6 +190,8 @@ impl<'a> RopeReader<'a> {
             Some("none") => RopeScaling::None,
             Some("yarn") => {
                 let factor = factor.ok_or_else(|| self.reader.error_at(&key("scaling.factor"), "missing"))?;
+                // transformers' `mscale_all_dim`; the amplitude is divided by what it makes of attention's scale.
+                let all = metadata.f32(&key("scaling.yarn_log_multiplier"))?.unwrap_or(0.0);
                 let beta = |name: &str, default| Ok::<f32, LoadError>(metadata.f32(&key(name))?.unwrap_or(default));
                 RopeScaling::Yarn(Yarn {
                     factor,
@@ -197,7 +199,7 @@ impl<'a> RopeReader<'a> {
                     beta_fast: beta("scaling.yarn_beta_fast", 32.0)?,
                     beta_slow: beta("scaling.yarn_beta_slow", 1.0)?,
                     truncate: true,
-                    amplitude: amplitude.unwrap_or(1.0) * yarn_amplitude(factor, 1.0),
+                    amplitude: amplitude.unwrap_or(1.0) * yarn_amplitude(factor, 1.0) / yarn_amplitude(factor, all),
                 })
             }
             None | Some("linear") => match self.gguf_factors(original, rotary_dim)? {

@@ -165,11 +165,11 @@ fn bad_settings_are_named() {
         ("hidden_act", json!("gelu"), "hidden_act '\"gelu\"' is not supported (supported: silu)"),
         ("rope_scaling", json!({"rope_type": "ntk", "factor": 2}), "rope type 'ntk' is not supported"),
         ("rope_scaling", json!({"rope_type": "yarn", "factor": 0}), "rope: values out of range"),
-        ("rope_scaling", json!({"rope_type": "longrope"}), "long_factor: expected 2 numbers"),
+        ("rope_scaling", json!({"rope_type": "longrope"}), "short_factor: expected 2 numbers"),
         (
             "rope_scaling",
-            json!({"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [1]}),
-            "long_factor: expected",
+            json!({"rope_type": "longrope", "short_factor": [1], "long_factor": [1, 2]}),
+            "short_factor: expected",
         ),
         ("rope_scaling", json!({"rope_type": "linear"}), "factor: missing"),
         ("rope_scaling", json!({"rope_type": "linear", "factor": 0}), "rope: values out of range"),
@@ -209,7 +209,7 @@ fn bad_settings_are_named() {
 #[test]
 fn gguf_settings_that_change_the_answer_are_refused() {
     for (key, value, message) in [
-        ("llama.expert_count", MetaValue::Int(8), "llama.expert_count = 8"),
+        ("llama.expert_count", MetaValue::Int(8), "llama.expert_used_count: missing"),
         ("llama.rope.dimension_count", MetaValue::Int(6), "rope: values out of range"),
         ("llama.rope.scaling.type", MetaValue::Str("dynamic".into()), "rope scaling 'dynamic'"),
         ("llama.rope.scaling.attn_factor", MetaValue::Float(0.5), "llama.rope.scaling.attn_factor = 0.5"),

@@ -48,6 +48,10 @@ impl Op {
             Self::Attention { .. } => "Attention",
             Self::GatedActivation { .. } => "GatedActivation",
             Self::FusedLinear { .. } => "FusedLinear",
+            Self::MoeRoute { .. } => "MoeRoute",
+            Self::MoeLinear { .. } => "MoeLinear",
+            Self::MoeCombine { .. } => "MoeCombine",
+            Self::ScaleByPosition { .. } => "ScaleByPosition",
             Self::SoftCap { .. } => "SoftCap",
             Self::CheckFinite { .. } => "CheckFinite",
             Self::SelectRows { .. } => "SelectRows",
@@ -65,9 +69,12 @@ impl Op {
             Self::RmsNorm { x, out, .. }
             | Self::Linear { x, out, .. }
             | Self::GatedActivation { x, out, .. }
+            | Self::MoeRoute { logits: x, out, .. }
             | Self::SelectRows { x, out } => vec![read(x), write(out)],
+            Self::MoeLinear { x, route, out, .. } => vec![read(x), read(route), write(out)],
+            Self::MoeCombine { x, route, residual } => vec![read(x), read(route), change(residual)],
             Self::Attention { q, out, .. } => vec![read(q.slot), write(out)],
-            Self::NormHeads { x, .. } | Self::Rope { x, .. } => vec![change(x.slot)],
+            Self::NormHeads { x, .. } | Self::Rope { x, .. } | Self::ScaleByPosition { x, .. } => vec![change(x.slot)],
             Self::SoftCap { x, .. } => vec![change(x)],
             Self::Add { residual, x } => vec![read(x), change(residual)],
             Self::StoreKv { k, v, .. } if k.slot == v.slot => vec![read(k.slot)],
@@ -90,7 +97,8 @@ impl Op {
                 vec![*weight]
             }
             Self::Rope { rotary, .. } | Self::RopeStoreKv { rotary, .. } => vec![rotary.inv_freq],
-            Self::Linear { parts, .. } => of_parts(parts),
+            Self::Linear { parts, .. } | Self::MoeLinear { parts, .. } => of_parts(parts),
+            Self::MoeRoute { bias, .. } => bias.iter().copied().collect(),
             Self::FusedLinear { norm, parts, .. } => {
                 norm.iter().map(|norm| norm.weight).chain(of_parts(parts)).collect()
             }
@@ -98,6 +106,8 @@ impl Op {
             Self::Add { .. }
             | Self::StoreKv { .. }
             | Self::GatedActivation { .. }
+            | Self::MoeCombine { .. }
+            | Self::ScaleByPosition { .. }
             | Self::SoftCap { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
@@ -119,6 +129,10 @@ impl Op {
             | Self::Rope { .. }
             | Self::GatedActivation { .. }
             | Self::FusedLinear { .. }
+            | Self::MoeRoute { .. }
+            | Self::MoeLinear { .. }
+            | Self::MoeCombine { .. }
+            | Self::ScaleByPosition { .. }
             | Self::SoftCap { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
@@ -134,6 +148,7 @@ impl Op {
             | Self::StoreKv { .. }
             | Self::RopeStoreKv { .. }
             | Self::Attention { .. }
+            | Self::ScaleByPosition { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
             | Self::Sample { .. } => true,
@@ -143,6 +158,9 @@ impl Op {
             | Self::Linear { .. }
             | Self::GatedActivation { .. }
             | Self::FusedLinear { .. }
+            | Self::MoeRoute { .. }
+            | Self::MoeLinear { .. }
+            | Self::MoeCombine { .. }
             | Self::SoftCap { .. } => false,
         }
     }

@@ -6,10 +6,14 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{AccessKind, Op, Plane, Program, RowDim, SlotInfo, StateSpec, View};
+use super::{AccessKind, LinearPart, Op, Plane, Program, Router, RowDim, SlotInfo, StateSpec, View};
 use crate::backend::{Bucket, Caps};
 use crate::error::LoadError;
 use crate::ids::{Layer, Slot, WeightId};
+
+/// Experts of a token at most, and groups of experts: what the kernels keep of them.
+const MAX_TOP_K: u32 = 32;
+pub(crate) const MAX_GROUPS: u32 = 32;
 
 /// Checks structure and shapes. `path` is the model's, for the message.
 ///
@@ -205,13 +209,33 @@ impl Checker<'_> {
                 sinks.map_or(Ok(()), |sinks| self.vector(sinks, *heads))?;
                 self.equal(&self.slot(*out)?.name, "width", q.width, self.rows_of(*out, RowDim::Tokens)?)
             }
-            Op::GatedActivation { x, out, .. } => {
+            Op::GatedActivation { x, groups, out, .. } => {
                 let width = self.rows_of(*x, RowDim::Tokens)?;
                 let half = self.rows_of(*out, RowDim::Tokens)?;
+                if half.checked_rem(*groups) != Some(0) {
+                    return Err(self.error(&self.slot(*out)?.name, format!("columns of {groups} groups"), half));
+                }
                 self.equal(&self.slot(*x)?.name, "width", u64::from(half) * 2, width)
+            }
+            Op::MoeRoute { logits, bias, router, out } => {
+                let experts = self.rows_of(*logits, RowDim::Tokens)?;
+                bias.map_or(Ok(()), |bias| self.vector(bias, experts))?;
+                self.router(router, experts)?;
+                self.equal(&self.slot(*out)?.name, "width", 2 * router.top_k, self.rows_of(*out, RowDim::Tokens)?)
+            }
+            Op::MoeLinear { x, route, parts, out } => self.experts(*x, *route, parts, *out),
+            Op::MoeCombine { x, route, residual } => {
+                let top_k = self.rows_of(*route, RowDim::Tokens)? / 2;
+                let width = u64::from(self.rows_of(*residual, RowDim::Tokens)?) * u64::from(top_k);
+                self.equal(&self.slot(*x)?.name, "width", width, self.rows_of(*x, RowDim::Tokens)?)
             }
             Op::RopeStoreKv { .. } | Op::FusedLinear { .. } => {
                 self.op.expand().iter().try_for_each(|op| Checker { op, ..*self }.shapes())
+            }
+            Op::ScaleByPosition { x, beta, period } => {
+                self.finite("beta", *beta)?;
+                self.heads(*x, x.width)?;
+                if *period == 0 { Err(self.error("period", "at least 1 position", 0)) } else { Ok(()) }
             }
             Op::SoftCap { x, cap } => {
                 self.soft_cap(*cap)?;
@@ -224,6 +248,33 @@ impl Checker<'_> {
             }
             Op::Sample { logits } => self.rows_of(*logits, RowDim::LogitRows).map(drop),
         }
+    }
+
+    fn router(&self, router: &Router, experts: u32) -> Result<(), LoadError> {
+        let Router { top_k, groups, top_groups, scale, .. } = *router;
+        self.finite("scale", scale)?;
+        let whole = experts.checked_rem(groups) == Some(0) && (1..=groups).contains(&top_groups);
+        if !whole || groups > MAX_GROUPS || !(1..=MAX_TOP_K).contains(&top_k) || top_k > experts / groups * top_groups {
+            return Err(self.error("router", format!("a choice among {experts} experts"), format!("{router:?}")));
+        }
+        Ok(())
+    }
+
+    fn experts(&self, x: Slot, route: Slot, parts: &[LinearPart], out: Slot) -> Result<(), LoadError> {
+        let top_k = self.rows_of(route, RowDim::Tokens)? / 2;
+        let in_width = self.rows_of(x, RowDim::Tokens)?;
+        let (mut width, mut num_experts) = (0u64, None);
+        for part in parts {
+            let shape = self.weight_shape(part.weight, 3)?;
+            let name = &self.program.weights[part.weight.index()].name;
+            if in_width != shape[2] && u64::from(in_width) != u64::from(top_k) * u64::from(shape[2]) {
+                return Err(self.error(name, format!("in_features of {in_width} columns"), shape[2]));
+            }
+            self.equal(name, "experts", *num_experts.get_or_insert(shape[0]), shape[0])?;
+            part.bias.map_or(Ok(()), |bias| self.vector(bias, shape[0].saturating_mul(shape[1])))?;
+            width += u64::from(shape[1]);
+        }
+        self.equal(&self.slot(out)?.name, "width", width * u64::from(top_k), self.rows_of(out, RowDim::Tokens)?)
     }
 
     fn finite(&self, name: &str, value: f32) -> Result<(), LoadError> {
@@ -326,7 +377,7 @@ mod tests {
         );
         assert!(error(|program| program.logits = None).contains("logits"));
         assert!(error(|program| program.ops.insert(1, program.ops[0].clone())).contains("second write"));
-        let in_place = Op::GatedActivation { x: Slot(0), activation: Activation::Silu, out: Slot(0) };
+        let in_place = Op::GatedActivation { x: Slot(0), groups: 1, activation: Activation::Silu, out: Slot(0) };
         assert!(error(|program| program.ops.insert(1, in_place)).contains("the same slot twice"));
         let stray = Op::CheckFinite { x: Slot(99) };
         assert!(error(|program| program.ops.push(stray)).contains("slot 99 (op 3, CheckFinite)"));

@@ -4,7 +4,7 @@
 
 use std::fmt::{Display, Formatter, Result};
 
-use super::{FusedNorm, LinearEnd, LinearPart, Op, Program, Rotary, RowDim, StateSpec, View};
+use super::{FusedNorm, LinearEnd, LinearPart, Op, Program, Rotary, Router, RowDim, StateSpec, View};
 use crate::ids::{Slot, WeightId};
 
 impl Display for Program {
@@ -93,8 +93,22 @@ impl Display for Line<'_> {
                 soft_cap.map_or(Ok(()), |cap| write!(f, ", soft cap {cap}"))?;
                 sinks.map_or(Ok(()), |sinks| write!(f, ", sinks {}", p.weight(sinks)))
             }
-            Op::GatedActivation { x, activation, out } => {
-                write!(f, "{} = {kind} {}, {activation:?}", p.slot_shape(*out), p.slot(*x))
+            Op::GatedActivation { x, groups, activation, out } => {
+                write!(f, "{} = {kind} {}, {activation:?}", p.slot_shape(*out), p.slot(*x))?;
+                if *groups == 1 { Ok(()) } else { write!(f, ", groups {groups}") }
+            }
+            Op::MoeRoute { logits, bias, router, out } => {
+                write!(f, "{} = {kind} {}", p.slot_shape(*out), p.slot(*logits))?;
+                bias.map_or(Ok(()), |bias| write!(f, " + {}", p.weight(bias)))?;
+                let Router { top_k, score, groups, top_groups, renormalise, scale } = router;
+                write!(f, ", top {top_k}, {score:?}, groups {top_groups} of {groups}, scale {scale}")?;
+                if *renormalise { write!(f, ", renormalised") } else { Ok(()) }
+            }
+            Op::MoeLinear { x, route, parts, out } => {
+                write!(f, "{} = {kind} {}, {}, {}", p.slot_shape(*out), p.slot(*x), p.slot(*route), p.parts(parts))
+            }
+            Op::MoeCombine { x, route, residual } => {
+                write!(f, "{kind} {} += {}, {}", p.slot(*residual), p.slot(*x), p.slot(*route))
             }
             Op::RopeStoreKv { x, v, rotary, head_dim, layer } => {
                 let (x, v, rotary) = (p.view(*x), p.view(*v), p.rotary(rotary));
@@ -116,6 +130,7 @@ impl Display for Line<'_> {
                 }
                 write!(f, "{}", p.parts(parts))
             }
+            Op::ScaleByPosition { x, beta, period } => write!(f, "{kind} {}, beta {beta}, period {period}", p.view(*x)),
             Op::SoftCap { x, cap } => write!(f, "{kind} {}, {cap}", p.slot(*x)),
             Op::CheckFinite { x } => write!(f, "{kind} {}", p.slot(*x)),
             Op::SelectRows { x, out } => write!(f, "{} = {kind} {}", p.slot_shape(*out), p.slot(*x)),

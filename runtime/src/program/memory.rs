@@ -166,7 +166,7 @@ mod tests {
                     }
                     _ => {
                         let out = new_slot(&mut program, width);
-                        Op::GatedActivation { x, activation: Activation::Silu, out }
+                        Op::GatedActivation { x, groups: 1, activation: Activation::Silu, out }
                     }
                 };
                 program.ops.push(op);

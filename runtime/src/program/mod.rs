@@ -12,7 +12,7 @@ mod op;
 pub mod segment;
 
 pub use access::{Access, AccessKind};
-pub use op::{Activation, FusedNorm, Launch, LinearEnd, LinearPart, Op, RopePairing, Rotary};
+pub use op::{Activation, FusedNorm, Launch, LinearEnd, LinearPart, Op, RopePairing, Rotary, Router, RouterScore};
 
 use serde::Serialize;
 

@@ -36,6 +36,35 @@ pub enum Activation {
     Silu,
     /// `x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) / 2` (Hendrycks and Gimpel 2016, the approximation).
     GeluTanh,
+    /// gpt-oss: gates up to 7, ups within ±7; `gate * sigmoid(1.702 * gate) * (up + 1)` takes the place of the product.
+    ClampedSwiglu,
+}
+
+/// How a token's logits over experts become chosen experts and their weights. Of equals the first is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Router {
+    /// Experts of a token.
+    pub top_k: u32,
+    /// What a logit becomes.
+    pub score: RouterScore,
+    /// Experts lie in so many groups of one size, of which the best `top_groups` are chosen from; 1: no groups. A group is as
+    /// good as its best expert, with sigmoids as its best two together (DeepSeek-AI 2024, "DeepSeek-V2" and "DeepSeek-V3").
+    pub groups: u32,
+    /// See `groups`.
+    pub top_groups: u32,
+    /// Whether a token's weights are divided by their sum.
+    pub renormalise: bool,
+    /// Multiplies the weights.
+    pub scale: f32,
+}
+
+/// What a router's logit becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum RouterScore {
+    /// Softmax over all experts.
+    Softmax,
+    /// Sigmoid.
+    Sigmoid,
 }
 
 /// One matrix of a `Linear`: its output goes to the next `out_features` columns of the output slot.
@@ -200,14 +229,47 @@ pub enum Op {
         /// `[tokens, heads * head_dim]`.
         out: Slot,
     },
-    /// `out = act(x[:, :n]) * x[:, n:]`.
+    /// `out = act(gate) * up`, for each group of columns of `x`.
     GatedActivation {
-        /// `[tokens, 2n]`: gate, then up.
+        /// `[tokens, groups * 2n]`: a group's gates, then its ups.
         x: Slot,
+        /// 1, or the experts of a token.
+        groups: u32,
         /// The gate's nonlinearity.
         activation: Activation,
-        /// `[tokens, n]`.
+        /// `[tokens, groups * n]`.
         out: Slot,
+    },
+    /// Chooses each token's experts (Shazeer et al. 2017): `Router` has the formula.
+    MoeRoute {
+        /// `[tokens, experts]`.
+        logits: Slot,
+        /// `[experts]`: added to scores for the choice, not for the weights.
+        bias: Option<WeightId>,
+        /// How.
+        router: Router,
+        /// `[tokens, 2 * top_k]`: ids of experts, then their weights.
+        out: Slot,
+    },
+    /// Each token's row times the matrices of its experts: `out[t, j] = concat(x · part[expert(t, j)]ᵀ + bias, …)`.
+    MoeLinear {
+        /// `[tokens, in_features]`, or an input for each choice, `[tokens, top_k * in_features]`.
+        x: Slot,
+        /// `[tokens, 2 * top_k]`, as `MoeRoute` has it.
+        route: Slot,
+        /// Weights `[experts, out_features, in_features]`, biases `[experts * out_features]`.
+        parts: Vec<LinearPart>,
+        /// `[tokens, top_k * sum of out_features]`.
+        out: Slot,
+    },
+    /// `residual[t] += sum over j of weight(t, j) * x[t, j]`, in the order of j.
+    MoeCombine {
+        /// `[tokens, top_k * n]`.
+        x: Slot,
+        /// `[tokens, 2 * top_k]`, as `MoeRoute` has it.
+        route: Slot,
+        /// `[tokens, n]`, read and written.
+        residual: Slot,
     },
     /// Fused: a linear with the norm of its input and what becomes of its product. Expands to `RmsNorm` where there is a
     /// norm, `Linear`, and what `end` says.
@@ -222,6 +284,16 @@ pub enum Op {
         end: LinearEnd,
         /// `[rows, n]`.
         out: Slot,
+    },
+    /// `x[t] *= 1 + beta * ln(1 + floor(position / period))`, in place: queries that grow with the context (Ministral 3, after
+    /// Llama 4). Step input: positions.
+    ScaleByPosition {
+        /// `[tokens, n]`, read and written.
+        x: View,
+        /// Above 0.
+        beta: f32,
+        /// Positions over which the factor stays the same.
+        period: u32,
     },
     /// `x = cap * tanh(x / cap)`, in place (Gemma 2's logits).
     SoftCap {
@@ -254,7 +326,7 @@ impl Op {
     /// Where this op's grid size comes from. Exhaustive: a new op must answer.
     pub fn launch(&self) -> Launch {
         match self {
-            Self::Attention { .. } => Launch::ByStep,
+            Self::Attention { .. } | Self::MoeLinear { .. } => Launch::ByStep,
             Self::Embed { .. }
             | Self::RmsNorm { .. }
             | Self::NormHeads { .. }
@@ -265,6 +337,9 @@ impl Op {
             | Self::RopeStoreKv { .. }
             | Self::GatedActivation { .. }
             | Self::FusedLinear { .. }
+            | Self::MoeRoute { .. }
+            | Self::MoeCombine { .. }
+            | Self::ScaleByPosition { .. }
             | Self::SoftCap { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
@@ -290,7 +365,7 @@ impl Op {
                 match end {
                     LinearEnd::Store => {}
                     LinearEnd::Gate { activation, product } => {
-                        ops.push(Self::GatedActivation { x: product, activation, out });
+                        ops.push(Self::GatedActivation { x: product, groups: 1, activation, out });
                     }
                     LinearEnd::Add { product } => ops.push(Self::Add { residual: out, x: product }),
                 }

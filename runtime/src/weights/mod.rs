@@ -4,6 +4,7 @@
 //! opened, so that everyone after may slice without checks. `model/` maps names, backends repack.
 
 pub mod checkpoint;
+mod experts;
 pub mod format;
 pub mod gguf;
 mod safetensors;

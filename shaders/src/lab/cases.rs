@@ -4,7 +4,7 @@
 //! Pure; called by `check`, `reload`, the start-up self-test and the command line.
 
 use runtime::backend::cases::{AttentionCase, Case, CaseOp, FusedCase, FusedEnd, all_cases};
-use runtime::program::{KvDtype, RopePairing};
+use runtime::program::{KvDtype, RopePairing, RouterScore};
 
 use super::CustomKernel;
 use crate::layout::fragment_of;
@@ -42,6 +42,9 @@ pub(crate) fn meets(kernel: &str, op: &CaseOp) -> bool {
         }
         CaseOp::GatedActivation { .. } => kernel == "gated_activation",
         CaseOp::SoftCap { .. } => kernel == "soft_cap",
+        CaseOp::ScaleByPosition { .. } => kernel == "scale_by_position",
+        CaseOp::MoeRoute { .. } => kernel == "moe_route",
+        CaseOp::Moe(_) => ["moe_route", "moe_linear", "moe_combine", "gated_activation"].contains(&kernel),
         CaseOp::CheckFinite { .. } => kernel == "check_finite",
         CaseOp::SelectRows { .. } => kernel == "select_rows",
         CaseOp::Sample(case) => match kernel {
@@ -70,6 +73,8 @@ pub(crate) fn may_take(kernel: &CustomKernel, op: &CaseOp) -> bool {
         ("INTERLEAVED", CaseOp::Rope { turn, .. } | CaseOp::Attention(AttentionCase { rope: Some(turn), .. })) => {
             (value == "true") == (turn.pairing == RopePairing::Interleaved)
         }
+        ("FORMAT", CaseOp::Moe(case)) => fragment_of(case.format) == value,
+        ("SIGMOID", CaseOp::MoeRoute { router, .. }) => (value == "true") == (router.score == RouterScore::Sigmoid),
         (
             "ACTIVATION",
             CaseOp::GatedActivation { activation, .. }

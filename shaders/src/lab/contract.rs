@@ -10,7 +10,7 @@ use crate::reflect::{Access, Interface};
 use crate::table::Kernel;
 
 /// Settings that say what is computed: the model decides them.
-const GIVEN: [&str; 14] = [
+const GIVEN: [&str; 15] = [
     "FORMAT",
     "NORM",
     "GATED",
@@ -25,6 +25,7 @@ const GIVEN: [&str; 14] = [
     "ADD",
     "INTERLEAVED",
     "ACTIVATION",
+    "SIGMOID",
 ];
 
 /// Settings that the number of workgroups is computed from.
@@ -32,8 +33,9 @@ fn grid_settings(kernel: &str) -> &'static [&'static str] {
     match kernel {
         "attention" => &["HEADS", "ITEMS"],
         "linear" => &["ROWS", "TOKENS", "LANES", "TOKEN_LANES"],
+        "moe_linear" => &["ROWS", "LANES"],
         // One workgroup per row, whatever its size.
-        "rms_norm" | "check_finite" | "sample_pick" => &[],
+        "rms_norm" | "check_finite" | "sample_pick" | "moe_route" => &[],
         _ => &["LANES"],
     }
 }

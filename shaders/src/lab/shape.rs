@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use runtime::backend::cases::{AttentionCase, Case, CaseOp, PartCase, SampleCase, Tolerance, TurnCase};
-use runtime::program::{Activation, KvDtype, RopePairing};
+use runtime::backend::cases::{AttentionCase, Case, CaseOp, MoeCase, PartCase, SampleCase, Tolerance, TurnCase};
+use runtime::program::{Activation, KvDtype, RopePairing, Router, RouterScore};
 use runtime::sample::MAX_TOP;
 use runtime::weights::WeightFormat;
 
@@ -52,6 +52,15 @@ fn defaults(kernel: &str) -> &'static [(&'static str, &'static str)] {
         "sample_scan" | "sample_draw" | "sample_pick" => {
             &[("vocab", "49152"), ("rows", "1"), ("temperature", "0.8"), ("logprobs", "0")]
         }
+        "moe_route" => &[("experts", "128"), ("top_k", "8"), ("tokens", "64")],
+        "moe_linear" | "moe_combine" => &[
+            ("hidden", "2048"),
+            ("intermediate", "768"),
+            ("experts", "16"),
+            ("top_k", "4"),
+            ("tokens", "1"),
+            ("format", "q4_1"),
+        ],
         _ => &[("width", "2048"), ("tokens", "64")],
     }
 }
@@ -75,6 +84,10 @@ pub fn shape(kernel: &str, asked: &[(String, String)]) -> Result<Shape, String> 
     let tolerance = Tolerance { relative_rms: 0.0, relative_max: 0.0, reason: "not compared" };
     Ok(Shape { case: Case { op, tolerance, seed: 1 }, sizes, bytes, flops })
 }
+
+/// The router of measurements, but for its number of choices.
+const SOFTMAX: Router =
+    Router { top_k: 1, score: RouterScore::Softmax, groups: 1, top_groups: 1, renormalise: true, scale: 1.0 };
 
 struct Sizes<'a>(&'a BTreeMap<&'static str, String>);
 
@@ -129,6 +142,16 @@ impl Sizes<'_> {
                 Ok((CaseOp::NormHeads { heads, head_dim, offset: 0, tokens }, 8 * n, 4 * n))
             }
             "sample_scan" | "sample_draw" | "sample_pick" => self.sample(kernel),
+            "moe_route" => {
+                let (experts, top_k, tokens) = (self.number("experts")?, self.number("top_k")?, self.number("tokens")?);
+                if top_k > experts.min(32) {
+                    return Err(format!("top_k={top_k}: expected at most 32, and the experts"));
+                }
+                let router = Router { top_k, ..SOFTMAX };
+                let n = bounded(&[experts, tokens])?;
+                Ok((CaseOp::MoeRoute { experts, router, bias: false, tokens }, 4 * n, n * (2 + u64::from(top_k))))
+            }
+            "moe_linear" | "moe_combine" => self.moe(kernel),
             _ => self.elementwise(kernel),
         }
     }
@@ -141,11 +164,36 @@ impl Sizes<'_> {
             "gated_activation" => {
                 (CaseOp::GatedActivation { width, tokens, activation: Activation::Silu }, 12 * n, 20 * n)
             }
+            "scale_by_position" => {
+                (CaseOp::ScaleByPosition { width, offset: 0, period: 1024, start: 0, tokens }, 8 * n, n)
+            }
             "soft_cap" => (CaseOp::SoftCap { width, tokens, cap: 30.0 }, 8 * n, 20 * n),
             "check_finite" => (CaseOp::CheckFinite { width, tokens }, 4 * n, 0),
             "select_rows" => (CaseOp::SelectRows { width, tokens, logit_rows: tokens }, 8 * n, 0),
             _ => (CaseOp::RmsNorm { width, tokens }, 8 * n, 4 * n),
         })
+    }
+
+    /// Every choice reads its expert's matrices.
+    fn moe(&self, kernel: &str) -> Result<(CaseOp, u64, u64), String> {
+        let (format, experts, top_k) = (self.format()?, self.number("experts")?, self.number("top_k")?);
+        let (hidden, intermediate, tokens) =
+            (self.quads("hidden")?, self.quads("intermediate")?, self.number("tokens")?);
+        whole_blocks("hidden", hidden, format)?;
+        whole_blocks("intermediate", intermediate, format)?;
+        if top_k > experts.min(32) {
+            return Err(format!("top_k={top_k}: expected at most 32, and the experts"));
+        }
+        bounded(&[experts, 3, hidden, intermediate])?;
+        let (activation, bias) = (Activation::Silu, false);
+        let case = MoeCase { hidden, intermediate, experts, top_k, format, activation, bias, tokens };
+        let choices = u64::from(top_k) * u64::from(tokens);
+        let weights = 3 * u64::from(hidden) * u64::from(intermediate);
+        if kernel == "moe_combine" {
+            return Ok((CaseOp::Moe(case), 4 * choices * u64::from(hidden), 2 * choices * u64::from(hidden)));
+        }
+        let matrix = 2 * matrix_bytes(format, intermediate, hidden) + matrix_bytes(format, hidden, intermediate);
+        Ok((CaseOp::Moe(case), choices * matrix, 2 * choices * weights))
     }
 
     /// `logprobs=0` is a token without log-probabilities.

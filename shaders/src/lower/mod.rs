@@ -7,6 +7,7 @@
 mod attention;
 mod linear;
 mod memory;
+mod moe;
 mod rows;
 mod sample;
 
@@ -85,7 +86,10 @@ impl<'a> Lowering<'a, '_> {
             Op::Attention { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out } => {
                 self.attention(&AttentionOp { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out })
             }
-            Op::GatedActivation { x, activation, out } => self.gated_activation(x, activation, out),
+            Op::GatedActivation { x, groups, activation, out } => self.gated_activation(x, (groups, activation), out),
+            Op::MoeRoute { logits, bias, ref router, out } => self.moe_route(logits, bias, router, out),
+            Op::MoeLinear { x, route, ref parts, out } => self.moe_linear(x, route, parts, out),
+            Op::MoeCombine { x, route, residual } => self.moe_combine(x, route, residual),
             Op::RopeStoreKv { .. } => self.rope_store_kv(op),
             Op::FusedLinear { x, norm, ref parts, end, out } => {
                 match self.linear(&Linear { x, norm, parts, end, out })? {
@@ -93,6 +97,7 @@ impl<'a> Lowering<'a, '_> {
                     false => self.expansion(op),
                 }
             }
+            Op::ScaleByPosition { x, beta, period } => self.scale_by_position(x, beta, period),
             Op::SoftCap { x, cap } => self.soft_cap(x, cap),
             Op::CheckFinite { x } => self.check_finite(x),
             Op::SelectRows { x, out } => self.select_rows(x, out),

@@ -88,14 +88,36 @@ impl Lowering<'_, '_> {
         Ok(())
     }
 
-    pub(super) fn gated_activation(&mut self, x: Slot, activation: Activation, out: Slot) -> Result<(), DeviceError> {
+    pub(super) fn gated_activation(
+        &mut self,
+        x: Slot,
+        (groups, activation): (u32, Activation),
+        out: Slot,
+    ) -> Result<(), DeviceError> {
         let memory = self.target.memory;
         let out_quads = self.quads("width", self.width(out))?;
         let bindings = table::gated_activation::Bindings { x: memory.slot(x), out: memory.slot(out) };
         let (settings, grid) = self.flat("gated_activation", out_quads);
         let settings = settings.with("ACTIVATION", activation_setting(activation));
-        let params = table::gated_activation::Params { out_quads };
+        let group_quads = self.quads("width of a group", self.width(out) / groups)?;
+        let params = table::gated_activation::Params { out_quads, group_quads };
         self.dispatch(bindings, params, settings, When::Rows(self.rows(x)), grid);
+        Ok(())
+    }
+
+    pub(super) fn scale_by_position(&mut self, x: View, beta: f32, period: u32) -> Result<(), DeviceError> {
+        let params = table::scale_by_position::Params {
+            stride_quads: self.quads("width", self.width(x.slot))?,
+            offset_quads: self.quads("column", x.offset)?,
+            width_quads: self.quads("width", x.width)?,
+            period,
+            beta,
+        };
+        let memory = self.target.memory;
+        let positions = memory.input(self.target.layout.positions());
+        let bindings = table::scale_by_position::Bindings { x: memory.slot(x.slot), positions };
+        let (settings, grid) = self.flat("scale_by_position", params.width_quads);
+        self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
     }
 
@@ -166,5 +188,6 @@ pub(crate) fn activation_setting(activation: Activation) -> u32 {
     match activation {
         Activation::Silu => 0,
         Activation::GeluTanh => 1,
+        Activation::ClampedSwiglu => 2,
     }
 }

@@ -99,7 +99,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
         }
         if GATED {
             // The ups lie behind the gates; neither has a bias.
-            sum = activate(sum) * row_sum(row + params.rows, token, factor);
+            sum = gated(sum, row_sum(row + params.rows, token, factor));
         }
         let at = token * params.out_stride + params.out_column + row;
         if ADD {

@@ -5,7 +5,7 @@
 
 use super::random::Random;
 use super::sample::build_sample;
-use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, PartCase, TurnCase};
+use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, MoeCase, PartCase, TurnCase};
 use crate::backend::{Bucket, InputLayout, StepInputs, TreeToken};
 use crate::ids::{BlockId, Layer, Slot, WeightId};
 use crate::program::{
@@ -77,7 +77,7 @@ pub fn build_case(case: &Case) -> BuiltCase {
             let chosen: Vec<u32> = (0..*logit_rows).map(|_| (random.next_u64() % u64::from(*tokens)) as u32).collect();
             builder.finish(x, 0, *tokens, Some(chosen))
         }
-        CaseOp::Rope { start, tokens, .. } => {
+        CaseOp::Rope { start, tokens, .. } | CaseOp::ScaleByPosition { start, tokens, .. } => {
             let output = builder.simple_op(&case.op);
             builder.finish(output, *start, *tokens, None)
         }
@@ -88,7 +88,9 @@ pub fn build_case(case: &Case) -> BuiltCase {
         | CaseOp::Linear { tokens, .. }
         | CaseOp::FusedLinear(FusedCase { tokens, .. })
         | CaseOp::GatedActivation { tokens, .. }
-        | CaseOp::SoftCap { tokens, .. } => {
+        | CaseOp::SoftCap { tokens, .. }
+        | CaseOp::MoeRoute { tokens, .. }
+        | CaseOp::Moe(MoeCase { tokens, .. }) => {
             let output = builder.simple_op(&case.op);
             builder.finish(output, 0, *tokens, None)
         }
@@ -101,12 +103,12 @@ impl Builder {
         Slot(self.program.slots.len() as u32 - 1)
     }
 
-    fn tokens_slot(&mut self, name: &str, width: u32) -> Slot {
+    pub(super) fn tokens_slot(&mut self, name: &str, width: u32) -> Slot {
         self.slot(name, RowDim::Tokens, width)
     }
 
     /// Each tensor has its own random stream, so that one tensor's size does not change another's values.
-    fn random(&self) -> Random {
+    pub(super) fn random(&self) -> Random {
         Random::new(self.seed, self.tensors.len() as u64)
     }
 
@@ -117,13 +119,13 @@ impl Builder {
         WeightId(self.tensors.len() as u32 - 1)
     }
 
-    fn vector(&mut self, name: &str, len: u32) -> WeightId {
+    pub(super) fn vector(&mut self, name: &str, len: u32) -> WeightId {
         let values = self.random().values(len as usize);
         self.weight(HostTensor::from_f32(name, vec![len as usize], &values))
     }
 
     /// Ops that read activations: an f32 table whose row i is token i's.
-    fn activations(&mut self, name: &str, width: u32, tokens: u32) -> Slot {
+    pub(super) fn activations(&mut self, name: &str, width: u32, tokens: u32) -> Slot {
         let values = self.random().values(width as usize * tokens as usize);
         self.activations_of(name, width, &values)
     }
@@ -188,7 +190,7 @@ impl Builder {
                 });
                 let x = self.activations_of("x", 2 * width, &gates.collect::<Vec<f32>>());
                 let out = self.tokens_slot("out", width);
-                self.program.ops.push(Op::GatedActivation { x, activation, out });
+                self.program.ops.push(Op::GatedActivation { x, groups: 1, activation, out });
                 out
             }
             CaseOp::SoftCap { width, tokens, cap } => {
@@ -198,6 +200,13 @@ impl Builder {
                 self.program.ops.push(Op::SoftCap { x, cap });
                 x
             }
+            CaseOp::ScaleByPosition { width, offset, period, tokens, .. } => {
+                let slot = self.activations("x", offset + width + offset, tokens);
+                self.program.ops.push(Op::ScaleByPosition { x: View { slot, offset, width }, beta: 0.1, period });
+                slot
+            }
+            CaseOp::MoeRoute { experts, router, bias, tokens } => self.moe_route(experts, router, bias, tokens),
+            CaseOp::Moe(ref case) => self.moe(case),
             CaseOp::Attention(_) | CaseOp::CheckFinite { .. } | CaseOp::SelectRows { .. } | CaseOp::Sample(_) => {
                 unreachable!("built by functions of their own")
             }

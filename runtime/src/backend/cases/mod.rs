@@ -6,6 +6,7 @@
 //! Used by `tests/ops.rs`, the start-up self-test and the kernel lab.
 
 mod build;
+mod moe;
 mod random;
 mod sample;
 mod table;
@@ -17,7 +18,7 @@ pub use table::{CODES, EXACT, FLOAT, all_cases, attention_tolerance};
 use super::Backend;
 use crate::error::DeviceError;
 use crate::ids::WeightId;
-use crate::program::{Activation, KvDtype, RopePairing};
+use crate::program::{Activation, KvDtype, RopePairing, Router};
 use crate::weights::WeightFormat;
 
 /// One row of the table.
@@ -94,6 +95,23 @@ pub enum CaseOp {
         tokens: u32,
         cap: f32,
     },
+    /// Positions from `start`; the columns lie at column `offset` of a wider slot.
+    ScaleByPosition {
+        width: u32,
+        offset: u32,
+        period: u32,
+        start: u32,
+        tokens: u32,
+    },
+    /// The chosen ids and weights are the output.
+    MoeRoute {
+        experts: u32,
+        router: Router,
+        bias: bool,
+        tokens: u32,
+    },
+    /// Linears of chosen experts, gates over them, linears back, and the weighted sum.
+    Moe(MoeCase),
     FusedLinear(FusedCase),
     /// Bad values in some rows; the flags are the output.
     CheckFinite {
@@ -139,6 +157,27 @@ impl TurnCase {
     pub fn whole(pairing: RopePairing, head_dim: u32) -> Self {
         Self { pairing, pairs: head_dim / 2, amplitude: 1.0 }
     }
+}
+
+/// Shapes of a block of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MoeCase {
+    /// Elements of a token's row.
+    pub hidden: u32,
+    /// Rows of an expert's gates, and of its ups.
+    pub intermediate: u32,
+    /// How many there are.
+    pub experts: u32,
+    /// How many of them a token has.
+    pub top_k: u32,
+    /// Of all matrices.
+    pub format: WeightFormat,
+    /// The gates' nonlinearity.
+    pub activation: Activation,
+    /// Whether the matrices have biases.
+    pub bias: bool,
+    /// Tokens of the step.
+    pub tokens: u32,
 }
 
 /// One part of a linear.

@@ -3,8 +3,10 @@
 //! Invariant: every op and every weight format is here, with shapes that fit no tile, and each tolerance says why it is
 //! what it is. Adding an op or a format means adding its rows here.
 
-use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, PartCase, SampleCase, Tolerance, TurnCase};
-use crate::program::{Activation, KvDtype, RopePairing};
+use super::{
+    AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, MoeCase, PartCase, SampleCase, Tolerance, TurnCase,
+};
+use crate::program::{Activation, KvDtype, RopePairing, Router, RouterScore};
 use crate::weights::WeightFormat;
 
 /// Copies and comparisons.
@@ -221,7 +223,13 @@ fn later_format_cases(cases: &mut Vec<Case>) {
         }
         linear(cases, widths[3], 3, &[(64, format, true), (16, format, false), (16, format, true)]);
         let part = PartCase { out_features: 64, format, bias: false };
-        let gate = FusedCase { in_features: 512, parts: vec![part; 2], norm: true, end: FusedEnd::Gate(Activation::Silu), tokens: 2 };
+        let gate = FusedCase {
+            in_features: 512,
+            parts: vec![part; 2],
+            norm: true,
+            end: FusedEnd::Gate(Activation::Silu),
+            tokens: 2,
+        };
         fused(cases, FusedCase { parts: vec![part], norm: false, end: FusedEnd::Add, ..gate.clone() });
         fused(cases, gate);
     }
@@ -343,7 +351,9 @@ fn family_cases(cases: &mut Vec<Case>) {
         push(cases, FLOAT, CaseOp::Embed { format, width: 96, tokens: 5, scale: 33.941_124 });
     }
     for (width, tokens) in [(20, 5), (64, 3), (1536, 33)] {
-        push(cases, FLOAT, CaseOp::GatedActivation { width, tokens, activation: Activation::GeluTanh });
+        for activation in [Activation::GeluTanh, Activation::ClampedSwiglu] {
+            push(cases, FLOAT, CaseOp::GatedActivation { width, tokens, activation });
+        }
         push(cases, FLOAT, CaseOp::SoftCap { width, tokens, cap: 30.0 });
     }
     for (format, tokens, tolerance) in
@@ -359,6 +369,10 @@ fn family_cases(cases: &mut Vec<Case>) {
         let end = FusedEnd::Gate(Activation::Silu);
         push(cases, FLOAT, CaseOp::FusedLinear(FusedCase { in_features: 64, parts, norm: true, end, tokens: 3 }));
     }
+    for (width, offset, period, start, tokens) in [(20, 4, 3, 0, 7), (64, 0, 16, 8190, 33)] {
+        push(cases, FLOAT, CaseOp::ScaleByPosition { width, offset, period, start, tokens });
+    }
+    moe_cases(cases);
     for pairing in [RopePairing::Half, RopePairing::Interleaved] {
         for (heads, head_dim, pairs) in [(3, 32, 12), (2, 96, 4), (5, 20, 3)] {
             let turn = TurnCase { pairing, pairs, amplitude: 1.25 };
@@ -368,5 +382,41 @@ fn family_cases(cases: &mut Vec<Case>) {
             let case = AttentionCase { rows, rope: Some(turn), ..base };
             push(cases, attention_tolerance(&case), CaseOp::Attention(case));
         }
+    }
+}
+
+/// Routers of both scores with and without groups; experts of few rows and of many, that one token chooses and that all do.
+fn moe_cases(cases: &mut Vec<Case>) {
+    let router =
+        Router { top_k: 2, score: RouterScore::Softmax, groups: 1, top_groups: 1, renormalise: true, scale: 1.0 };
+    for (experts, router, bias) in [
+        (4, router, false),
+        (128, Router { top_k: 8, renormalise: false, ..router }, false),
+        (16, Router { top_k: 4, score: RouterScore::Sigmoid, scale: 2.5, ..router }, true),
+        (32, Router { top_k: 6, groups: 8, top_groups: 3, scale: 16.0, renormalise: false, ..router }, false),
+        (64, Router { top_k: 8, score: RouterScore::Sigmoid, groups: 8, top_groups: 4, ..router }, true),
+    ] {
+        for tokens in [1, 9] {
+            push(cases, FLOAT, CaseOp::MoeRoute { experts, router, bias, tokens });
+        }
+    }
+    let base = MoeCase {
+        hidden: 64,
+        intermediate: 96,
+        experts: 4,
+        top_k: 2,
+        format: WeightFormat::F32,
+        activation: Activation::Silu,
+        bias: false,
+        tokens: 1,
+    };
+    for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Q4_0, WeightFormat::Mxfp4] {
+        let tolerance = if format.block_len() == 1 { FLOAT } else { GATED };
+        for tokens in [1, 5, 40] {
+            push(cases, tolerance, CaseOp::Moe(MoeCase { format, tokens, ..base }));
+        }
+        let activation = Activation::ClampedSwiglu;
+        let wide = MoeCase { intermediate: 32, experts: 16, top_k: 5, bias: true, activation, tokens: 7, ..base };
+        push(cases, tolerance, CaseOp::Moe(MoeCase { format, ..wide }));
     }
 }

@@ -89,7 +89,41 @@ impl Out {
     }
 }
 
-/// Some panels of one matrix times all rows.
+/// Which rows of the activations meet a matrix, and where their results go.
+#[derive(Clone, Copy)]
+pub(super) enum RowMap<'a> {
+    /// The first so many, each to its own place.
+    All(usize),
+    /// The choices `index`: row `index[i] / per_row` of the activations, row `index[i]` of the results.
+    Chosen { index: &'a [u32], per_row: usize },
+}
+
+impl RowMap<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::All(num_rows) => *num_rows,
+            Self::Chosen { index, .. } => index.len(),
+        }
+    }
+
+    #[inline(always)]
+    fn input(&self, i: usize) -> usize {
+        match self {
+            Self::All(_) => i,
+            Self::Chosen { index, per_row } => index[i] as usize / per_row,
+        }
+    }
+
+    #[inline(always)]
+    fn output(&self, i: usize) -> usize {
+        match self {
+            Self::All(_) => i,
+            Self::Chosen { index, .. } => index[i] as usize,
+        }
+    }
+}
+
+/// Some panels of one matrix times some rows.
 pub(super) struct Linear<'a> {
     pub(super) arena: &'a Arena,
     pub(super) matrix: &'a Matrix,
@@ -99,7 +133,7 @@ pub(super) struct Linear<'a> {
     pub(super) x: &'a [f32],
     /// `[rows, cols / 32]`; used by quantised ones.
     pub(super) quantised_x: &'a [QuantGroup],
-    pub(super) num_rows: usize,
+    pub(super) rows: RowMap<'a>,
     pub(super) out: Out,
 }
 
@@ -131,13 +165,14 @@ impl Linear<'_> {
     fn quantised<S: Simd, B: Block>(&self, s: S) {
         let groups = self.matrix.cols / GROUP;
         let blocks = self.arena.slice::<B>(self.matrix.range);
-        for first in (0..self.num_rows).step_by(ROWS_PER_PASS) {
-            let rows = first..(first + ROWS_PER_PASS).min(self.num_rows);
+        for first in (0..self.rows.len()).step_by(ROWS_PER_PASS) {
+            let rows = first..(first + ROWS_PER_PASS).min(self.rows.len());
             for panel in self.panels.clone() {
                 let blocks = &blocks[panel * groups..][..groups];
                 macro_rules! tile {
                     ($size:literal, $row:expr) => {{
-                        let x = std::array::from_fn(|i| &self.quantised_x[($row + i) * groups..][..groups]);
+                        let x =
+                            std::array::from_fn(|i| &self.quantised_x[self.rows.input($row + i) * groups..][..groups]);
                         let v = quantised_tile::<S, B, $size>(s, blocks, x, self.matrix.zero_bits);
                         self.write(s, panel, $row, v);
                         $size
@@ -152,13 +187,13 @@ impl Linear<'_> {
     fn plain<S: Simd, E: Float>(&self, s: S) {
         let cols = self.matrix.cols;
         let columns = self.arena.slice::<[E; LANES]>(self.matrix.range);
-        for first in (0..self.num_rows).step_by(ROWS_PER_PASS) {
-            let rows = first..(first + ROWS_PER_PASS).min(self.num_rows);
+        for first in (0..self.rows.len()).step_by(ROWS_PER_PASS) {
+            let rows = first..(first + ROWS_PER_PASS).min(self.rows.len());
             for panel in self.panels.clone() {
                 let columns = &columns[panel * cols..][..cols];
                 macro_rules! tile {
                     ($size:literal, $row:expr) => {{
-                        let x = std::array::from_fn(|i| &self.x[($row + i) * cols..][..cols]);
+                        let x = std::array::from_fn(|i| &self.x[self.rows.input($row + i) * cols..][..cols]);
                         let v = plain_tile::<S, E, $size>(s, columns, x);
                         self.write(s, panel, $row, v);
                         $size
@@ -173,13 +208,13 @@ impl Linear<'_> {
     fn e4m3<S: Simd>(&self, s: S) {
         let (cols, groups) = (self.matrix.cols, self.matrix.cols / GROUP);
         let blocks = self.arena.slice::<Fp8>(self.matrix.range);
-        for first in (0..self.num_rows).step_by(ROWS_PER_PASS) {
-            let rows = first..(first + ROWS_PER_PASS).min(self.num_rows);
+        for first in (0..self.rows.len()).step_by(ROWS_PER_PASS) {
+            let rows = first..(first + ROWS_PER_PASS).min(self.rows.len());
             for panel in self.panels.clone() {
                 let blocks = &blocks[panel * groups..][..groups];
                 macro_rules! tile {
                     ($size:literal, $row:expr) => {{
-                        let x = std::array::from_fn(|i| &self.x[($row + i) * cols..][..cols]);
+                        let x = std::array::from_fn(|i| &self.x[self.rows.input($row + i) * cols..][..cols]);
                         let v = e4m3_tile::<S, $size>(s, blocks, x);
                         self.write(s, panel, $row, v);
                         $size
@@ -195,7 +230,7 @@ impl Linear<'_> {
         let first = panel * LANES;
         let count = LANES.min(self.matrix.rows - first);
         for (i, v) in v.into_iter().enumerate() {
-            self.out.write(s, row + i, first, count, v, self.bias);
+            self.out.write(s, self.rows.output(row + i), first, count, v, self.bias);
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::attention::{Attention, Scratch, Shape};
+use super::experts::{ExpertPart, ExpertsPhase, ExpertsScratch};
 use super::linear::QuantGroup;
 use super::repack::GROUP;
 use super::rows::{Columns, Norm, RowOp};
@@ -137,7 +138,7 @@ impl<'a> Lowering<'a> {
     fn quantised_bytes(&self) -> Result<usize, DeviceError> {
         let mut most = 0;
         for op in &self.program.ops {
-            if let Op::Linear { x, .. } | Op::FusedLinear { x, .. } = op {
+            if let Op::Linear { x, .. } | Op::FusedLinear { x, .. } | Op::MoeLinear { x, .. } = op {
                 most = most.max(self.max_rows(self.rows(*x)) * (self.width(*x) / GROUP) * size_of::<QuantGroup>());
             }
         }
@@ -230,9 +231,19 @@ impl<'a> Lowering<'a> {
                 self.attention_shape(layer, 1)?;
                 RowOp::StoreKv { k: self.view(k), v: self.view(v), layer }
             }
-            Op::GatedActivation { x, activation, out } => {
-                RowOp::GatedActivation { x: self.columns(x), activation, out: self.columns(out) }
+            Op::GatedActivation { x, groups, activation, out } => {
+                let (x, groups, out) = (self.columns(x), groups as usize, self.columns(out));
+                RowOp::GatedActivation { x, groups, activation, out }
             }
+            Op::MoeRoute { logits, bias, router, out } => {
+                let bias = bias.map(|bias| self.vector(bias)).transpose()?;
+                RowOp::MoeRoute { logits: self.columns(logits), bias, router, out: self.columns(out) }
+            }
+            Op::MoeCombine { x, route, residual } => {
+                RowOp::MoeCombine { x: self.columns(x), route: self.columns(route), residual: self.columns(residual) }
+            }
+            Op::MoeLinear { x, route, ref parts, out } => return self.experts(x, route, parts, out),
+            Op::ScaleByPosition { x, beta, period } => RowOp::ScaleByPosition { x: self.view(x), beta, period },
             Op::SoftCap { x, cap } => RowOp::SoftCap { x: self.columns(x), cap },
             Op::CheckFinite { x } => RowOp::CheckFinite { x: self.columns(x), flags: self.flags },
             Op::SelectRows { x, out } => RowOp::SelectRows { x: self.columns(x), out: self.columns(out) },
@@ -301,6 +312,41 @@ impl<'a> Lowering<'a> {
             quantised_start: self.quantised_start,
             parts: lowered,
             out: self.columns(out),
+        }));
+        Ok(())
+    }
+
+    fn experts(
+        &mut self,
+        x: Slot,
+        route: Slot,
+        parts: &[crate::program::LinearPart],
+        out: Slot,
+    ) -> Result<(), DeviceError> {
+        let (mut lowered, mut column, mut num_experts) = (Vec::with_capacity(parts.len()), 0, 0);
+        for part in parts {
+            let bias = part.bias.map(|bias| self.vector(bias)).transpose()?;
+            let shape = &self.program.weights[part.weight.index()].shape;
+            num_experts = shape[0] as usize;
+            let rows = shape[1] as usize;
+            lowered.push(ExpertPart { matrix: self.matrix(part.weight)?, bias, rows, column });
+            column += rows;
+        }
+        if lowered.iter().any(|part| self.target.weights.matrix(part.matrix).kind.is_quantised()) {
+            let op = RowOp::Quantise { x: self.columns(x), start: self.quantised_start };
+            self.chain_op(op, RowDim::Tokens, &[(x, false)]);
+        }
+        self.end_chain();
+        let thread_len = num_experts + self.max_rows(RowDim::Tokens) * self.width(route) / 2;
+        let start = self.reserve(self.target.num_threads * thread_len * size_of::<u32>());
+        self.phases.push(Phase::Experts(ExpertsPhase {
+            x: self.columns(x),
+            quantised_start: self.quantised_start,
+            route: self.columns(route),
+            num_experts,
+            parts: lowered,
+            out: self.columns(out),
+            scratch: ExpertsScratch { start, thread_len },
         }));
         Ok(())
     }

@@ -161,6 +161,14 @@ pub(super) struct ArenaRange {
     len: usize,
 }
 
+impl ArenaRange {
+    /// The `index`-th of `of` parts of one length.
+    pub(super) fn part(self, index: usize, of: usize) -> Self {
+        let len = self.len / of;
+        Self { start: self.start + index * len, len, ..self }
+    }
+}
+
 impl Arena {
     const BUFFER_BYTES: usize = 64 << 20;
     const ALIGN_BYTES: usize = 64;

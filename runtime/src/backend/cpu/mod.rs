@@ -6,6 +6,7 @@
 //! allocated per step.
 
 mod attention;
+mod experts;
 mod isa;
 mod linear;
 mod lower;
@@ -31,7 +32,7 @@ use lower::{Lowered, Target};
 use memory::HugeBuf;
 use repack::Matrix;
 use rows::Columns;
-use simd::Vectors;
+use simd::{LANES, Vectors};
 use state::LayerState;
 use step::{Phase, Step, Weight, Weights};
 
@@ -144,6 +145,8 @@ impl Backend for CpuBackend {
         let weight = if tensor.shape.len() < 2 {
             Weight::Vector(tensor.to_f32())
         } else {
+            // Each expert's rows begin with a panel.
+            let tensor = &tensor.with_padded_matrices(LANES);
             let matrix = Matrix::reserve(tensor, &mut self.weights.arena)?;
             let out = self.weights.arena.shared(matrix.range);
             self.pool.run(&|team| matrix.pack(tensor, team.share(matrix.num_panels()), out))?;

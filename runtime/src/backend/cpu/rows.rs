@@ -12,7 +12,8 @@ use super::repack::{Float, GROUP, Matrix};
 use super::simd::{Kernel, LANES, Simd};
 use super::state::LayerState;
 use super::step::Step;
-use crate::program::{Activation, KvDtype, RopePairing};
+use crate::backend::route::route;
+use crate::program::{Activation, KvDtype, RopePairing, Router};
 use crate::sample::{Sample, sample_row};
 
 /// Columns of a slot: `[rows, width]`, rows `stride` floats apart, from byte `start` of the plan's memory.
@@ -93,8 +94,25 @@ pub(super) enum RowOp {
     },
     GatedActivation {
         x: Columns,
+        groups: usize,
         activation: Activation,
         out: Columns,
+    },
+    MoeRoute {
+        logits: Columns,
+        bias: Option<usize>,
+        router: Router,
+        out: Columns,
+    },
+    MoeCombine {
+        x: Columns,
+        route: Columns,
+        residual: Columns,
+    },
+    ScaleByPosition {
+        x: Columns,
+        beta: f32,
+        period: u32,
     },
     SoftCap {
         x: Columns,
@@ -178,10 +196,29 @@ fn run_row<S: Simd>(s: S, step: &Step<'_>, op: &RowOp, row: usize) {
         RowOp::StoreKv { k, v, layer } => {
             store_kv(&step.layers[layer], step.inputs.slot_map()[row] as usize, read(k), read(v));
         }
-        RowOp::GatedActivation { x, activation, out } => match activation {
-            Activation::Silu => gated(s, |gate| gate, read(x), write(out)),
-            Activation::GeluTanh => gated(s, |gate| gelu_argument(s, gate), read(x), write(out)),
-        },
+        RowOp::GatedActivation { x, groups, activation, out } => {
+            let n = out.width / groups;
+            for (x, out) in read(x).chunks_exact(2 * n).zip(write(out).chunks_exact_mut(n)) {
+                match activation {
+                    Activation::Silu => gated(s, |gate, up| (gate, gate, up), x, out),
+                    Activation::GeluTanh => gated(s, |gate, up| (gate, gelu_argument(s, gate), up), x, out),
+                    Activation::ClampedSwiglu => gated(s, |gate, up| clamped(s, gate, up), x, out),
+                }
+            }
+        }
+        RowOp::MoeRoute { logits, bias, ref router, out } => {
+            route(router, read(logits), bias.map(|bias| step.weights.vector(bias)), write(out));
+        }
+        RowOp::MoeCombine { x, route, residual } => {
+            let (sum, weights) = (write(residual), &read(route)[route.width / 2..]);
+            for (x, &weight) in read(x).chunks_exact(sum.len()).zip(weights) {
+                sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += weight * x);
+            }
+        }
+        RowOp::ScaleByPosition { x, beta, period } => {
+            let factor = 1.0 + beta * (1.0 + (step.inputs.positions()[row] / period) as f32).ln();
+            write(x).iter_mut().for_each(|x| *x *= factor);
+        }
         RowOp::SoftCap { x, cap } => soft_cap(s, write(x), cap),
         RowOp::CheckFinite { x, flags } => {
             let finite = read(x).iter().fold(true, |finite, x| finite & x.is_finite());
@@ -283,14 +320,15 @@ fn store_kv_as<E: Float>(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) 
     }
 }
 
-/// `out = gate * sigmoid(argument(gate)) * up`, gate and up being the halves of `x`.
+/// `out = factor * sigmoid(argument) * up`, which `terms` makes of the halves of `x`, gate and up.
 #[inline(always)]
-fn gated<S: Simd>(s: S, argument: impl Fn(S::F) -> S::F, x: &[f32], out: &mut [f32]) {
+fn gated<S: Simd>(s: S, terms: impl Fn(S::F, S::F) -> (S::F, S::F, S::F), x: &[f32], out: &mut [f32]) {
     let (gate, up) = x.split_at(out.len());
     let tail = out.len() / LANES * LANES;
     let times = |gate: S::F, up: S::F| {
-        let denominator = s.add(s.splat(1.0), s.exp(s.sub(s.splat(0.0), argument(gate))));
-        s.mul(s.div(gate, denominator), up)
+        let (factor, argument, up) = terms(gate, up);
+        let denominator = s.add(s.splat(1.0), s.exp(s.sub(s.splat(0.0), argument)));
+        s.mul(s.div(factor, denominator), up)
     };
     let (gates, ups) = (gate.as_chunks::<LANES>().0, up.as_chunks::<LANES>().0);
     for ((out, gate), up) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(gates).zip(ups) {
@@ -304,6 +342,15 @@ fn gated<S: Simd>(s: S, argument: impl Fn(S::F) -> S::F, x: &[f32], out: &mut [f
 fn gelu_argument<S: Simd>(s: S, x: S::F) -> S::F {
     let inner = s.fma(s.mul(s.mul(x, x), x), s.splat(0.044_715), x);
     s.mul(inner, s.splat(1.595_769_1))
+}
+
+/// gpt-oss: gates up to 7, ups within ±7; factor, argument and up of `gated`.
+#[inline(always)]
+fn clamped<S: Simd>(s: S, gate: S::F, up: S::F) -> (S::F, S::F, S::F) {
+    const LIMIT: f32 = 7.0;
+    let gate = s.min(gate, s.splat(LIMIT));
+    let up = s.min(s.max(up, s.splat(-LIMIT)), s.splat(LIMIT));
+    (gate, s.mul(gate, s.splat(1.702)), s.add(up, s.splat(1.0)))
 }
 
 /// `x = cap * tanh(x / cap)`.

@@ -4,7 +4,8 @@
 //! what without talking. Called by `CpuBackend::submit`, as one job of the pool.
 
 use super::attention::{Attend, Attention, Merge, splits_positions};
-use super::linear::{Linear, Out};
+use super::experts::ExpertsPhase;
+use super::linear::{Linear, Out, RowMap};
 use super::memory::{Arena, Shared};
 use super::repack::Matrix;
 use super::rows::{Columns, RowOp, Rows};
@@ -76,6 +77,8 @@ pub(super) enum Phase {
     Rows { rows: RowDim, ops: Vec<RowOp> },
     /// A linear; threads share out the panels of all its parts.
     Linear(LinearPhase),
+    /// A linear of chosen experts; threads share out the panels of each expert.
+    Experts(ExpertsPhase),
     /// Attention; threads share out tiles by cost, then tokens where partial results are to be merged.
     Attention(Attention),
 }
@@ -108,6 +111,7 @@ impl Step<'_> {
                     self.vectors.run(Rows { step: self, ops, rows: team.share(self.num_rows(*rows)) });
                 }
                 Phase::Linear(phase) => self.linear(phase, team),
+                Phase::Experts(phase) => self.experts(phase, team),
                 Phase::Attention(op) => {
                     self.vectors.run(Attend { step: self, op, thread: team.thread, num_threads: team.threads() });
                     if splits_positions(self) {
@@ -150,7 +154,7 @@ impl Step<'_> {
                 x: unsafe { self.memory.slice(phase.x.start, plain) },
                 // SAFETY: as above.
                 quantised_x: unsafe { self.memory.slice(phase.quantised_start, groups) },
-                num_rows,
+                rows: RowMap::All(num_rows),
                 out: Out { memory: self.memory, start: phase.out.start, stride: phase.out.stride, column: part.column },
             });
         }

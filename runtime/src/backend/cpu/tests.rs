@@ -59,7 +59,7 @@ fn a_chain_ends_before_an_op_that_reuses_its_memory() {
             Op::Embed { table: narrow, scale: 1.0, out: a },
             Op::RmsNorm { x: a, weight: norm, eps: 1e-5, out: b },
             Op::Embed { table: wide, scale: 1.0, out: c },
-            Op::GatedActivation { x: c, activation: Activation::Silu, out: d },
+            Op::GatedActivation { x: c, groups: 1, activation: Activation::Silu, out: d },
         ],
         ..Program::default()
     };
@@ -74,7 +74,7 @@ fn a_chain_ends_before_an_op_that_reuses_its_memory() {
     backend.compile(&program, bucket, &InputLayout::new(bucket, 1, 16, 1), &mut |_, _| ()).unwrap();
     let chains = backend.plans[0].phases.iter().map(|phase| match phase {
         Phase::Rows { ops, .. } => ops.len(),
-        Phase::Linear(_) | Phase::Attention(_) => unreachable!("the program has row-wise ops only"),
+        Phase::Experts(_) | Phase::Linear(_) | Phase::Attention(_) => unreachable!("the program has row-wise ops only"),
     });
     assert_eq!(chains.collect::<Vec<usize>>(), [2, 2]);
 }

@@ -49,11 +49,17 @@ struct Weight {
     /// `[num_rows, row_len]`.
     values: Vec<f32>,
     row_len: usize,
+    /// More than one where each expert has its own.
+    num_matrices: usize,
 }
 
 impl Weight {
     fn num_rows(&self) -> usize {
         self.values.len() / self.row_len
+    }
+
+    fn rows_per_matrix(&self) -> usize {
+        self.num_rows() / self.num_matrices
     }
 
     fn row(&self, row: usize) -> &[f32] {
@@ -126,6 +132,7 @@ impl Backend for ReferenceBackend {
         })?;
         let pool = started(&mut self.pool, self.num_threads)?;
         let row_len = tensor.row_len();
+        let num_matrices = tensor.shape.iter().rev().skip(2).product();
         ops::for_each_chunk(pool, &mut values, row_len, |first_row, chunk| {
             for (i, rows) in chunk.chunks_mut(ROWS_PER_READ * row_len).enumerate() {
                 let first = first_row + i * ROWS_PER_READ;
@@ -133,7 +140,7 @@ impl Backend for ReferenceBackend {
             }
         })?;
         self.weights.resize_with(self.weights.len().max(id.index() + 1), || None);
-        self.weights[id.index()] = Some(Weight { values, row_len });
+        self.weights[id.index()] = Some(Weight { values, row_len, num_matrices });
         Ok(())
     }
 

@@ -10,9 +10,10 @@ use super::attention::{Attend, Scratch};
 use super::state::{Entry, LayerState};
 use crate::backend::StepInputs;
 use crate::backend::pool::Pool;
+use crate::backend::route::route;
 use crate::error::DeviceError;
 use crate::ids::{Layer, Slot, WeightId};
-use crate::program::{Activation, LinearPart, Op, RopePairing, Rotary, RowDim, SlotInfo, View};
+use crate::program::{Activation, LinearPart, Op, RopePairing, Rotary, Router, RowDim, SlotInfo, View};
 use crate::sample::{Sample, sample_row};
 
 /// One running step: what the ops read and write.
@@ -45,7 +46,13 @@ impl<'a> Step<'a> {
             Op::Rope { x, rotary, head_dim } => self.rope(*x, *rotary, *head_dim as usize),
             Op::StoreKv { k, v, layer } => self.store_kv(*k, *v, *layer),
             Op::Attention { .. } => return self.attention(op),
-            Op::GatedActivation { x, activation, out } => self.gated_activation(*x, *activation, *out),
+            Op::GatedActivation { x, groups, activation, out } => {
+                self.gated_activation(*x, *groups as usize, *activation, *out);
+            }
+            Op::MoeRoute { logits, bias, router, out } => self.moe_route(*logits, *bias, router, *out),
+            Op::MoeLinear { x, route, parts, out } => return self.moe_linear(*x, *route, parts, *out),
+            Op::MoeCombine { x, route, residual } => self.moe_combine(*x, *route, *residual),
+            Op::ScaleByPosition { x, beta, period } => self.scale_by_position(*x, *beta, *period),
             Op::SoftCap { x, cap } => self.soft_cap(*x, *cap),
             Op::CheckFinite { x } => self.check_finite(*x),
             Op::SelectRows { x, out } => self.select_rows(*x, *out),
@@ -217,22 +224,73 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    fn gated_activation(&mut self, x: Slot, activation: Activation, out: Slot) {
+    fn gated_activation(&mut self, x: Slot, groups: usize, activation: Activation, out: Slot) {
         let mut values = self.take_out(out);
-        let n = self.width(out);
-        for (row, x) in values.chunks_exact_mut(n).zip(self.rows(x)) {
-            for (i, value) in row.iter_mut().enumerate() {
-                let gate = match activation {
-                    Activation::Silu => x[i] / (1.0 + (-x[i]).exp()),
-                    Activation::GeluTanh => {
-                        let inner = GELU_SCALE * (x[i] + GELU_CUBE * x[i] * x[i] * x[i]);
-                        0.5 * x[i] * (1.0 + inner.tanh())
-                    }
-                };
-                *value = gate * x[n + i];
+        let n = self.width(out) / groups;
+        let x = self.slots[x.index()].chunks_exact(2 * n);
+        for (group, x) in values.chunks_exact_mut(n).zip(x) {
+            for (i, value) in group.iter_mut().enumerate() {
+                *value = gated(activation, x[i], x[n + i]);
             }
         }
         self.give(out, values);
+    }
+
+    fn moe_route(&mut self, logits: Slot, bias: Option<WeightId>, router: &Router, out: Slot) {
+        let mut values = self.take_out(out);
+        let bias = bias.map(|bias| self.weight(bias).values.as_slice());
+        for (row, logits) in values.chunks_exact_mut(self.width(out)).zip(self.rows(logits)) {
+            route(router, logits, bias, row);
+        }
+        self.give(out, values);
+    }
+
+    fn moe_linear(&mut self, x: Slot, route: Slot, parts: &[LinearPart], out: Slot) -> Result<(), DeviceError> {
+        let mut values = self.take_out(out);
+        let (width, top_k, x_width) = (self.width(out), self.width(route) / 2, self.width(x));
+        let (x, route) = (&self.slots[x.index()], &self.slots[route.index()]);
+        let weights = self.weights;
+        let weight = |id: WeightId| weights[id.index()].as_ref().expect("compile saw every weight uploaded");
+        for_each_chunk(self.pool, &mut values, width / top_k, |first, chunk| {
+            for (i, out) in chunk.chunks_exact_mut(width / top_k).enumerate() {
+                let (token, choice) = ((first + i) / top_k, (first + i) % top_k);
+                let expert = route[token * 2 * top_k + choice] as usize;
+                let mut column = 0;
+                for part in parts {
+                    let matrix = weight(part.weight);
+                    let rows = matrix.rows_per_matrix();
+                    let start = if x_width == matrix.row_len { 0 } else { choice * matrix.row_len };
+                    let x = &x[token * x_width + start..][..matrix.row_len];
+                    for row in 0..rows {
+                        let at = expert * rows + row;
+                        let bias = part.bias.map_or(0.0, |bias| weight(bias).values[at]);
+                        out[column + row] = dot(matrix.row(at), x) + bias;
+                    }
+                    column += rows;
+                }
+            }
+        })?;
+        self.give(out, values);
+        Ok(())
+    }
+
+    fn moe_combine(&mut self, x: Slot, route: Slot, residual: Slot) {
+        let mut values = std::mem::take(&mut self.slots[residual.index()]);
+        let (n, top_k) = (self.width(residual), self.width(route) / 2);
+        for ((sum, x), route) in values.chunks_exact_mut(n).zip(self.rows(x)).zip(self.rows(route)) {
+            for (x, weight) in x.chunks_exact(n).zip(&route[top_k..]) {
+                sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += weight * x);
+            }
+        }
+        self.give(residual, values);
+    }
+
+    fn scale_by_position(&mut self, x: View, beta: f32, period: u32) {
+        let inputs = self.inputs;
+        for (row, &position) in self.view_rows_mut(x).zip(inputs.positions()) {
+            let factor = 1.0 + beta * (1.0 + (position / period) as f32).ln();
+            row.iter_mut().for_each(|x| *x *= factor);
+        }
     }
 
     fn soft_cap(&mut self, x: Slot, cap: f32) {
@@ -264,6 +322,22 @@ impl<'a> Step<'a> {
     }
 }
 
+fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
+    match activation {
+        Activation::Silu => gate / (1.0 + (-gate).exp()) * up,
+        Activation::GeluTanh => {
+            let inner = GELU_SCALE * (gate + GELU_CUBE * gate * gate * gate);
+            0.5 * gate * (1.0 + inner.tanh()) * up
+        }
+        Activation::ClampedSwiglu => {
+            let (gate, up) = (gate.min(SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT));
+            gate / (1.0 + (-SWIGLU_ALPHA * gate).exp()) * (up + 1.0)
+        }
+    }
+}
+
+const SWIGLU_LIMIT: f32 = 7.0;
+const SWIGLU_ALPHA: f32 = 1.702;
 /// `sqrt(2 / pi)`.
 const GELU_SCALE: f32 = 0.797_884_6;
 const GELU_CUBE: f32 = 0.044_715;

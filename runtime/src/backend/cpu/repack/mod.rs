@@ -129,6 +129,11 @@ impl Matrix {
         Ok(Self { kind, zero_bits, rows, cols, range })
     }
 
+    /// The first `rows` rows of the `index`-th of `of` matrices in this one, each of whole panels.
+    pub(super) fn part(&self, index: usize, of: usize, rows: usize) -> Self {
+        Self { rows, range: self.range.part(index, of), ..*self }
+    }
+
     /// Panels of 16 rows, the last one padded.
     pub(super) fn num_panels(&self) -> usize {
         self.rows.div_ceil(LANES)

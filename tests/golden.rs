@@ -100,6 +100,12 @@ fn gguf_models() -> Vec<(PathBuf, PathBuf)> {
     names.map(|name| (at(format!("{name}.gguf")), at(format!("{name}.json")))).collect()
 }
 
+/// One model per scheme; together they have every kind of matrix that one can make.
+fn quantised_models() -> Vec<(PathBuf, PathBuf)> {
+    let names = ["llama-gptq", "llama-awq", "llama-compressed", "llama-fp8"];
+    names.map(|name| fixtures().join("quantised").join(name)).map(|dir| (dir.clone(), dir.join("golden.json"))).to_vec()
+}
+
 fn read(model: &Path, golden: &Path) -> Golden {
     let checkpoint = Checkpoint::open(model).expect("a sound fixture");
     let document: Value = serde_json::from_slice(&std::fs::read(golden).expect("a golden")).expect("JSON");
@@ -256,6 +262,11 @@ fn hugging_face_models_agree_with_transformers() {
 #[test]
 fn gguf_models_agree_with_transformers() {
     check_models(&gguf_models());
+}
+
+#[test]
+fn quantised_checkpoints_agree_with_transformers() {
+    check_models(&quantised_models());
 }
 
 /// The fixtures cover what they are meant to cover.

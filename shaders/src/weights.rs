@@ -191,7 +191,7 @@ fn pad_columns(tensor: &HostTensor) -> Option<HostTensor> {
     *shape.last_mut()? = padded;
     let mut bytes = Vec::with_capacity(tensor.num_rows() * padded * format.block_bytes());
     for row in 0..tensor.num_rows() {
-        bytes.extend_from_slice(tensor.row_bytes(row));
+        bytes.extend_from_slice(&tensor.rows(row..row + 1));
         bytes.resize((row + 1) * padded * format.block_bytes(), 0);
     }
     Some(HostTensor::owned(tensor.name.clone(), format, shape, bytes))

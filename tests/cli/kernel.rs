@@ -37,13 +37,14 @@ fn line_of(text: &str, needle: &str) -> usize {
     text.lines().position(|line| line.contains(needle)).expect(needle) + 1
 }
 
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 17] = [
     "add",
     "attention",
     "attention_combine",
     "check_finite",
     "embed",
     "gated_activation",
+    "gather_columns",
     "linear",
     "norm_heads",
     "rms_norm",

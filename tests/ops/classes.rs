@@ -45,6 +45,7 @@ fn selection(class: DeviceClass) -> Vec<Case> {
         | CaseOp::Add { width, .. }
         | CaseOp::GatedActivation { width, .. }
         | CaseOp::CheckFinite { width, .. }
+        | CaseOp::GatherColumns { width, .. }
         | CaseOp::SelectRows { width, .. } => [40, 1536].contains(width),
         CaseOp::NormHeads { .. } | CaseOp::Rope { .. } | CaseOp::Sample(_) => true,
         CaseOp::Attention(AttentionCase { heads, head_dim, rows, moves, trees, .. }) => {

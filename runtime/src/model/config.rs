@@ -248,10 +248,6 @@ impl<'a> Reader<'a> {
         if let Some(act) = present(config, "hidden_act").filter(|act| act.as_str() != Some("silu")) {
             return Err(self.unsupported("hidden_act", act.to_string(), "silu"));
         }
-        if let Some(quantisation) = present(config, "quantization_config") {
-            let method = quantisation.get("quant_method").unwrap_or(quantisation).to_string();
-            return Err(self.unsupported("quantization_config", method, "none"));
-        }
         for &(key, off) in HF_OFF {
             let Some(value) = present(config, key) else { continue };
             let number = value.as_f64().or(value.as_bool().map(|on| f64::from(u8::from(on))));

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use super::config::DecoderConfig;
+use super::ordered::Orders;
 use super::{Model, ModelInfo};
 use crate::error::LoadError;
 use crate::ids::{Layer, Slot, WeightId};
@@ -13,7 +14,7 @@ use crate::program::{
     Activation, FusedNorm, KvDtype, LinearEnd, LinearPart, Op, Plane, Program, RopePairing, RowDim, SlotInfo,
     StateSpec, View, WeightInfo, check::check,
 };
-use crate::weights::{Checkpoint, Container, HostTensor, WeightFormat};
+use crate::weights::{Checkpoint, Container, HostTensor, Matrix, WeightFormat};
 
 /// One tensor's names, without `.weight` or `.bias`; `{i}` is the layer.
 pub(super) struct Name {
@@ -40,6 +41,10 @@ pub(super) struct DecoderSpec {
 /// A tensor that some program reads or that may be ignored, by the end of its name in the file.
 const IGNORED: &[&str] = &["rotary_emb.inv_freq"];
 
+/// Names of computed tensors, which are no parameters.
+const INV_FREQ: &str = "rope.inv_freq";
+const ORDER: &str = "order of inputs";
+
 /// A program and its tensors in the making.
 struct Builder<'a> {
     checkpoint: &'a Checkpoint,
@@ -48,6 +53,7 @@ struct Builder<'a> {
     weights: Vec<HostTensor>,
     /// By name in the file.
     bound: HashMap<String, WeightId>,
+    orders: Orders,
 }
 
 /// One matrix of a linear, by house name.
@@ -90,7 +96,8 @@ struct Attention<'a> {
 impl<'a> Builder<'a> {
     fn new(checkpoint: &'a Checkpoint, spec: &DecoderSpec) -> Self {
         let program = Program { name: spec.architecture.into(), ..Program::default() };
-        Self { checkpoint, names: spec.names, program, weights: Vec::new(), bound: HashMap::new() }
+        let (weights, bound, orders) = (Vec::new(), HashMap::new(), Orders::default());
+        Self { checkpoint, names: spec.names, program, weights, bound, orders }
     }
 
     fn push(&mut self, op: Op) {
@@ -142,6 +149,9 @@ impl<'a> Builder<'a> {
     /// Binds a tensor of the file under a house name, once.
     fn bind(&mut self, house: &str, file_name: String, shape: &[u32]) -> Result<WeightId, LoadError> {
         let expected: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
+        if let Some(stem) = file_name.strip_suffix(".weight").filter(|_| shape.len() > 1 && !self.checkpoint.dummy) {
+            return self.bind_matrix(house, stem, &expected);
+        }
         let tensor = match self.checkpoint.tensors.get(&file_name) {
             Some(tensor) => tensor.clone(),
             None if self.checkpoint.dummy => made_up(&file_name, expected.clone(), self.weights.len() as u64),
@@ -155,6 +165,23 @@ impl<'a> Builder<'a> {
         }
         let id = self.add(house, tensor);
         self.bound.insert(file_name, id);
+        Ok(id)
+    }
+
+    /// Binds a matrix, whatever tensors the file keeps it in.
+    fn bind_matrix(&mut self, house: &str, stem: &str, shape: &[usize]) -> Result<WeightId, LoadError> {
+        let Matrix { tensor, input_order, names } = self.checkpoint.matrix(stem, shape)?;
+        let id = self.add(house, tensor);
+        if let Some(order) = input_order {
+            let mut orders = std::mem::take(&mut self.orders);
+            // Exact: no model has 2^24 columns.
+            orders.insert(id, order, |order| {
+                let values: Vec<f32> = order.iter().map(|&column| column as f32).collect();
+                self.add(&format!("{house}.order"), HostTensor::from_f32(ORDER, vec![values.len()], &values))
+            });
+            self.orders = orders;
+        }
+        self.bound.extend(names.into_iter().map(|name| (name, id)));
         Ok(id)
     }
 
@@ -184,8 +211,8 @@ impl<'a> Builder<'a> {
             let (path, problem) = (self.checkpoint.path.clone(), format!("{:?} makes a frequency {bad}", config.rope));
             return Err(LoadError::Config { path, key: "rope".into(), problem });
         }
-        let tensor = HostTensor::from_f32("rope.inv_freq", vec![inv_freq.len()], &inv_freq);
-        let id = self.add("rope.inv_freq", tensor);
+        let tensor = HostTensor::from_f32(INV_FREQ, vec![inv_freq.len()], &inv_freq);
+        let id = self.add(INV_FREQ, tensor);
         self.bound.insert(FACTORS.into(), id);
         Ok(id)
     }
@@ -284,8 +311,9 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn finish(self, vocab: u32, config: &DecoderConfig, spec: &DecoderSpec) -> Result<Model, LoadError> {
-        let mut names: Vec<&String> = self.checkpoint.tensors.keys().collect();
+    fn finish(mut self, vocab: u32, config: &DecoderConfig, spec: &DecoderSpec) -> Result<Model, LoadError> {
+        let in_file = self.checkpoint.tensors.keys().chain(self.checkpoint.quantised.names());
+        let mut names: Vec<&String> = in_file.collect();
         names.sort_unstable();
         let is_known = |name: &str| self.bound.contains_key(name) || IGNORED.iter().any(|end| name.ends_with(end));
         if let Some(name) = names.into_iter().find(|name| !is_known(name)) {
@@ -296,8 +324,12 @@ impl<'a> Builder<'a> {
                 supported: format!("the tensors of {}", spec.architecture),
             });
         }
+        self.orders.gather_inputs(&mut self.program).map_err(|matrix| {
+            let expected = "columns in the order of its inputs, or in that of the matrices that read the same ones";
+            self.tensor_error(&self.weights[matrix.index()].name, expected, "another order (desc_act)")
+        })?;
         check(&self.program, &self.checkpoint.path)?;
-        let in_file = |w: &&HostTensor| w.name != "rope.inv_freq";
+        let in_file = |w: &&HostTensor| ![INV_FREQ, ORDER].contains(&w.name.as_str());
         let num_elements = |w: &HostTensor| w.shape.iter().product::<usize>() as u64;
         let info = ModelInfo {
             architecture: spec.architecture,

@@ -5,6 +5,7 @@
 mod config;
 mod layers;
 mod llama;
+mod ordered;
 mod qwen3;
 mod registry;
 mod rope;

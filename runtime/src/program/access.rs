@@ -50,6 +50,7 @@ impl Op {
             Self::FusedLinear { .. } => "FusedLinear",
             Self::CheckFinite { .. } => "CheckFinite",
             Self::SelectRows { .. } => "SelectRows",
+            Self::GatherColumns { .. } => "GatherColumns",
             Self::Sample { .. } => "Sample",
         }
     }
@@ -64,7 +65,8 @@ impl Op {
             Self::RmsNorm { x, out, .. }
             | Self::Linear { x, out, .. }
             | Self::GatedActivation { x, out, .. }
-            | Self::SelectRows { x, out } => vec![read(x), write(out)],
+            | Self::SelectRows { x, out }
+            | Self::GatherColumns { x, out, .. } => vec![read(x), write(out)],
             Self::Attention { q, out, .. } => vec![read(q.slot), write(out)],
             Self::NormHeads { x, .. } | Self::Rope { x, .. } => vec![change(x.slot)],
             Self::Add { residual, x } => vec![read(x), change(residual)],
@@ -88,7 +90,8 @@ impl Op {
             | Self::RmsNorm { weight, .. }
             | Self::NormHeads { weight, .. }
             | Self::Rope { inv_freq: weight, .. }
-            | Self::RopeStoreKv { inv_freq: weight, .. } => vec![*weight],
+            | Self::RopeStoreKv { inv_freq: weight, .. }
+            | Self::GatherColumns { order: weight, .. } => vec![*weight],
             Self::Linear { parts, .. } => of_parts(parts),
             Self::FusedLinear { norm, parts, .. } => {
                 norm.iter().map(|norm| norm.weight).chain(of_parts(parts)).collect()
@@ -119,6 +122,7 @@ impl Op {
             | Self::FusedLinear { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
+            | Self::GatherColumns { .. }
             | Self::Sample { .. } => None,
         }
     }
@@ -139,6 +143,7 @@ impl Op {
             | Self::Add { .. }
             | Self::Linear { .. }
             | Self::GatedActivation { .. }
+            | Self::GatherColumns { .. }
             | Self::FusedLinear { .. } => false,
         }
     }

@@ -323,6 +323,15 @@ pub enum Op {
         /// `[logit_rows, n]`.
         out: Slot,
     },
+    /// `out[t, k] = x[t, order[k]]`: the inputs of a linear whose weights were quantised in another order.
+    GatherColumns {
+        /// `[rows, n]`.
+        x: Slot,
+        /// `[n]`: numbers of columns, whole, exact in f32.
+        order: WeightId,
+        /// `[rows, n]`, another slot than `x`.
+        out: Slot,
+    },
     /// Writes `DeviceOutput::samples`: the drawn token, and what its log-probabilities need, of each logit row that is not
     /// read back. Step input: draws.
     Sample {
@@ -348,6 +357,7 @@ impl Op {
             | Self::FusedLinear { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
+            | Self::GatherColumns { .. }
             | Self::Sample { .. } => Launch::ByBucket,
         }
     }

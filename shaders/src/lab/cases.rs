@@ -42,6 +42,7 @@ pub(crate) fn meets(kernel: &str, op: &CaseOp) -> bool {
         CaseOp::GatedActivation { .. } => kernel == "gated_activation",
         CaseOp::CheckFinite { .. } => kernel == "check_finite",
         CaseOp::SelectRows { .. } => kernel == "select_rows",
+        CaseOp::GatherColumns { .. } => kernel == "gather_columns",
         CaseOp::Sample(case) => match kernel {
             "sample_draw" => case.temperature > 0.0,
             _ => ["sample_scan", "sample_pick"].contains(&kernel),

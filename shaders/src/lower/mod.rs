@@ -94,6 +94,7 @@ impl<'a> Lowering<'a, '_> {
             }
             Op::CheckFinite { x } => self.check_finite(x),
             Op::SelectRows { x, out } => self.select_rows(x, out),
+            Op::GatherColumns { x, order, out } => self.gather_columns(x, order, out),
             Op::Sample { logits } => self.sample(logits),
         }
     }

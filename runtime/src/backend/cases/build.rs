@@ -87,6 +87,7 @@ pub fn build_case(case: &Case) -> BuiltCase {
         | CaseOp::Add { tokens, .. }
         | CaseOp::Linear { tokens, .. }
         | CaseOp::FusedLinear(FusedCase { tokens, .. })
+        | CaseOp::GatherColumns { tokens, .. }
         | CaseOp::GatedActivation { tokens, .. } => {
             let output = builder.simple_op(&case.op);
             builder.finish(output, 0, *tokens, None)
@@ -188,6 +189,15 @@ impl Builder {
                 let x = self.activations_of("x", 2 * width, &gates.collect::<Vec<f32>>());
                 let out = self.tokens_slot("out", width);
                 self.program.ops.push(Op::GatedActivation { x, activation: Activation::Silu, out });
+                out
+            }
+            CaseOp::GatherColumns { width, tokens } => {
+                let x = self.activations("x", width, tokens);
+                let mut random = self.random();
+                let order: Vec<f32> = (0..width).map(|_| (random.next_u64() % u64::from(width)) as f32).collect();
+                let order = self.weight(HostTensor::from_f32("order", vec![order.len()], &order));
+                let out = self.tokens_slot("out", width);
+                self.program.ops.push(Op::GatherColumns { x, order, out });
                 out
             }
             CaseOp::Attention(_) | CaseOp::CheckFinite { .. } | CaseOp::SelectRows { .. } | CaseOp::Sample(_) => {

@@ -232,6 +232,9 @@ impl<'a> Lowering<'a> {
                 RowOp::GatedActivation { x: self.columns(x), out: self.columns(out) }
             }
             Op::CheckFinite { x } => RowOp::CheckFinite { x: self.columns(x), flags: self.flags },
+            Op::GatherColumns { x, order, out } => {
+                RowOp::GatherColumns { x: self.columns(x), order: self.vector(order)?, out: self.columns(out) }
+            }
             Op::SelectRows { x, out } => RowOp::SelectRows { x: self.columns(x), out: self.columns(out) },
             Op::Sample { logits } => RowOp::Sample { logits: self.columns(logits), samples: self.samples },
             Op::Linear { x, ref parts, out } => return self.linear(x, parts, out),

@@ -287,6 +287,7 @@ fn programs_are_as_written_down() {
         ("llama-rope3", "llama-rope3"),
         ("llama-gguf", "gguf/llama-f16.gguf"),
         ("qwen3-tiny", "qwen3-tiny"),
+        ("llama-gptq", "quantised/llama-gptq"),
     ] {
         let checkpoint = Checkpoint::open(&fixtures().join(model)).expect("sound");
         let program = load(&checkpoint, KvDtype::F16).expect("sound").program.to_string();

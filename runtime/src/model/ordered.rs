@@ -77,3 +77,44 @@ impl Orders {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::RowDim;
+
+    /// A linear of two matrices, 0 and 1, whose orders are these.
+    fn gathered(orders: [Option<&[u32]>; 2], op: impl Fn(Vec<LinearPart>) -> Op) -> Result<Vec<String>, WeightId> {
+        let slot = |name: &str| SlotInfo { name: name.into(), rows: RowDim::Tokens, width: 2 };
+        let parts = [0, 1].map(|weight| LinearPart { weight: WeightId(weight), bias: None }).to_vec();
+        let mut program = Program { slots: vec![slot("x"), slot("normed"), slot("out")], ..Program::default() };
+        program.ops = vec![op(parts)];
+        let (mut known, mut next) = (Orders::default(), 10);
+        for (matrix, order) in orders.into_iter().enumerate() {
+            let Some(order) = order else { continue };
+            known.insert(WeightId(matrix as u32), order.to_vec(), |_| {
+                next += 1;
+                WeightId(next)
+            });
+        }
+        known.gather_inputs(&mut program)?;
+        Ok(program.to_string().lines().filter(|line| line.starts_with(' ')).map(|line| line.trim().into()).collect())
+    }
+
+    #[test]
+    fn parts_of_one_order_read_one_gathered_input() {
+        let norm = FusedNorm { weight: WeightId(5), eps: 1.0, normed: Slot(1) };
+        let fused =
+            |parts| Op::FusedLinear { x: Slot(0), norm: Some(norm), parts, end: LinearEnd::Store, out: Slot(2) };
+        let lines = gathered([Some(&[1, 0]), Some(&[1, 0])], fused).unwrap();
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(lines[0].contains("normed[tokens, 2] = RmsNorm x"), "{lines:?}");
+        assert!(lines[1].contains("normed.gathered[tokens, 2] = GatherColumns normed, weight 11?"), "{lines:?}");
+        assert!(lines[2].contains("out[tokens, 2] = Linear normed.gathered"), "{lines:?}");
+        assert_eq!(gathered([None, None], fused).unwrap().len(), 1);
+        assert_eq!(gathered([Some(&[1, 0]), Some(&[0, 1])], fused), Err(WeightId(1)));
+        assert_eq!(gathered([None, Some(&[1, 0])], fused), Err(WeightId(1)));
+        let embed = |_| Op::Embed { table: WeightId(1), out: Slot(0) };
+        assert_eq!(gathered([None, Some(&[1, 0])], embed), Err(WeightId(1)), "only a linear has inputs");
+    }
+}

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use super::integers::{Groups, INTERLEAVED, Integers, Place, Zeros};
 use super::settings::Settings;
 use super::source::{CodeType, Source};
-use super::{Matrix, Once, Scheme};
+use super::{Matrix, Once, Scheme, is_part_of};
 use crate::error::LoadError;
 
 #[derive(Debug)]
 struct Awq {
     /// `None`: all inputs.
     group_size: Option<usize>,
-    /// Parts of names of modules that are not quantised.
+    /// Modules that are not quantised: names, or parts of them between dots.
     left_out: Vec<String>,
     widened: Once,
 }
@@ -47,7 +47,7 @@ pub(super) fn read(settings: &Settings<'_>) -> Result<Arc<dyn Scheme>, LoadError
 impl Scheme for Awq {
     fn matrix(&self, source: &Source<'_>, stem: &str, shape: &[usize]) -> Result<Matrix, LoadError> {
         let name = |suffix: &str| format!("{stem}.{suffix}");
-        if let Some(part) = self.left_out.iter().find(|part| stem.contains(part.as_str())) {
+        if let Some(part) = self.left_out.iter().find(|part| is_part_of(stem, part)) {
             let expected = format!("shape {shape:?}, as modules_to_not_convert has '{part}'");
             return Err(source.error(&name("weight"), expected, "nothing"));
         }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::settings::Settings;
 use super::source::{BLOCK, CodeTensor, CodeType, Floats, Source};
-use super::{Matrix, Scheme};
+use super::{Matrix, Scheme, is_part_of};
 use crate::error::LoadError;
 use crate::weights::{HostTensor, RowSource, WeightFormat};
 
@@ -21,7 +21,7 @@ use crate::weights::{HostTensor, RowSource, WeightFormat};
 struct Fp8 {
     /// Outputs and inputs of a block; `None`: one scale, or one per output.
     block: Option<[usize; 2]>,
-    /// Parts of names of modules that are not quantised.
+    /// Modules that are not quantised: names, or parts of them between dots.
     left_out: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn block(settings: &Settings<'_>, key: &str) -> Result<Option<[usize;
 
 impl Scheme for Fp8 {
     fn matrix(&self, source: &Source<'_>, stem: &str, shape: &[usize]) -> Result<Matrix, LoadError> {
-        if let Some(part) = self.left_out.iter().find(|part| stem.contains(part.as_str())) {
+        if let Some(part) = self.left_out.iter().find(|part| is_part_of(stem, part)) {
             let expected = format!("floats {shape:?}, as the configuration leaves out '{part}'");
             return Err(source.error(&format!("{stem}.weight"), expected, "nothing"));
         }

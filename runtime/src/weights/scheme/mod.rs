@@ -123,6 +123,11 @@ impl Checkpoint {
     }
 }
 
+/// Whether `part` is the name of a module or some of its parts between dots.
+fn is_part_of(stem: &str, part: &str) -> bool {
+    format!(".{stem}.").contains(&format!(".{part}."))
+}
+
 /// Something to be said once per model.
 #[derive(Debug, Default)]
 struct Once(AtomicBool);

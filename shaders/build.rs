@@ -85,7 +85,8 @@ fn kernel(name: &str, text: &str, sources: &Sources) -> Result<(String, String),
     Ok((module(name, &interface), row(name, &default, &interface)))
 }
 
-/// Every choice of files and switches.
+/// Every choice of files and switches; a weight format meets the other settings one at a time: its fragment knows nothing of
+/// them, and all choices together would be many hundreds.
 fn variants(settings: &[Setting], sources: &Sources) -> Vec<Settings> {
     let mut all = vec![Settings::new()];
     for setting in settings {
@@ -99,6 +100,12 @@ fn variants(settings: &[Setting], sources: &Sources) -> Vec<Settings> {
             }
         };
         all = all.iter().flat_map(|s| values.iter().map(|value| s.clone().with(&setting.name, value))).collect();
+        all.retain(|chosen| {
+            let is_changed = |setting: &&Setting| chosen.get(&setting.name).is_some_and(|value| value != setting.value);
+            let (formats, others): (Vec<&Setting>, Vec<&Setting>) =
+                settings.iter().filter(is_changed).partition(|setting| setting.name == "FORMAT");
+            formats.is_empty() || others.len() <= 1
+        });
     }
     all
 }

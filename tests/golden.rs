@@ -117,6 +117,12 @@ fn gguf_models() -> Vec<(PathBuf, PathBuf)> {
     names.map(|name| (at(format!("{name}.gguf")), at(format!("{name}.json")))).collect()
 }
 
+/// One model per scheme; together they have every kind of matrix that one can make.
+fn quantised_models() -> Vec<(PathBuf, PathBuf)> {
+    let names = ["llama-gptq", "llama-awq", "llama-compressed", "llama-fp8"];
+    names.map(|name| fixtures().join("quantised").join(name)).map(|dir| (dir.clone(), dir.join("golden.json"))).to_vec()
+}
+
 fn read(model: &Path, golden: &Path) -> Golden {
     let checkpoint = Checkpoint::open(model).expect("a sound fixture");
     let document: Value = serde_json::from_slice(&std::fs::read(golden).expect("a golden")).expect("JSON");
@@ -277,6 +283,11 @@ fn gguf_models_agree_with_transformers() {
     check_models(&gguf_models());
 }
 
+#[test]
+fn quantised_checkpoints_agree_with_transformers() {
+    check_models(&quantised_models());
+}
+
 /// The fixtures cover what they are meant to cover.
 #[test]
 fn every_weight_format_has_a_model() {
@@ -295,6 +306,7 @@ fn programs_are_as_written_down() {
         ("llama-rope3", "llama-rope3"),
         ("llama-gguf", "gguf/llama-f16.gguf"),
         ("qwen3-tiny", "qwen3-tiny"),
+        ("llama-gptq", "quantised/llama-gptq"),
     ] {
         let checkpoint = Checkpoint::open(&fixtures().join(model)).expect("sound");
         let program = load(&checkpoint, KvDtype::F16).expect("sound").program.to_string();

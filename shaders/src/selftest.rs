@@ -154,6 +154,9 @@ pub(crate) fn checks(
             Op::SelectRows { x, .. } => {
                 add(EXACT, CaseOp::SelectRows { width: width(x), tokens, logit_rows: 2 });
             }
+            Op::GatherColumns { x, .. } => {
+                add(EXACT, CaseOp::GatherColumns { width: width(x), tokens });
+            }
             // Every kind of row, rows that start within four words, and more shares than lanes.
             Op::Sample { .. } => {
                 let case = SampleCase { vocab: 20_003, rows: 6, temperature: 0.8, logprobs: Some(20) };

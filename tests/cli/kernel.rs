@@ -37,13 +37,14 @@ fn line_of(text: &str, needle: &str) -> usize {
     text.lines().position(|line| line.contains(needle)).expect(needle) + 1
 }
 
-const NAMES: [&str; 21] = [
+const NAMES: [&str; 22] = [
     "add",
     "attention",
     "attention_combine",
     "check_finite",
     "embed",
     "gated_activation",
+    "gather_columns",
     "linear",
     "moe_combine",
     "moe_linear",

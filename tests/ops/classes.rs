@@ -46,6 +46,7 @@ fn selection(class: DeviceClass) -> Vec<Case> {
         | CaseOp::GatedActivation { width, .. }
         | CaseOp::SoftCap { width, .. }
         | CaseOp::CheckFinite { width, .. }
+        | CaseOp::GatherColumns { width, .. }
         | CaseOp::SelectRows { width, .. } => [40, 1536].contains(width),
         CaseOp::NormHeads { .. } | CaseOp::Rope { .. } | CaseOp::ScaleByPosition { .. } | CaseOp::Sample(_) => true,
         CaseOp::MoeRoute { .. } | CaseOp::Moe(_) => true,

@@ -7,12 +7,13 @@ use std::collections::HashSet;
 
 use super::config::DecoderConfig;
 use super::names::Name;
+use super::ordered::Orders;
 use super::rope::RopeTable;
 use super::{Model, ModelInfo};
 use crate::error::LoadError;
 use crate::ids::{Slot, WeightId};
 use crate::program::{LinearPart, Op, Program, RopePairing, Rotary, RowDim, SlotInfo, WeightInfo, check::check};
-use crate::weights::{Checkpoint, Container, HostTensor, WeightFormat};
+use crate::weights::{Checkpoint, Container, HostTensor, Matrix, WeightFormat};
 
 /// Tensors that say nothing new, by the end of their names.
 const IGNORED: &[&str] = &["rotary_emb.inv_freq", "rope_factors_long.weight", "rope_factors_short.weight"];
@@ -31,6 +32,7 @@ pub(super) struct Builder<'a> {
     bound: HashSet<String>,
     /// Elements of tensors of the file.
     num_parameters: u64,
+    orders: Orders,
 }
 
 /// One matrix of a linear, by house name.
@@ -44,7 +46,16 @@ pub(super) struct Part<'a> {
 impl<'a> Builder<'a> {
     pub fn new(checkpoint: &'a Checkpoint, architecture: &'static str, names: &'static [&'static [Name]]) -> Self {
         let program = Program { name: architecture.into(), ..Program::default() };
-        Self { architecture, checkpoint, names, program, weights: Vec::new(), bound: HashSet::new(), num_parameters: 0 }
+        Self {
+            architecture,
+            checkpoint,
+            names,
+            program,
+            weights: Vec::new(),
+            bound: HashSet::new(),
+            num_parameters: 0,
+            orders: Orders::default(),
+        }
     }
 
     pub fn push(&mut self, op: Op) {
@@ -103,11 +114,39 @@ impl<'a> Builder<'a> {
         self.bind(house, self.file_name(house, "weight"), shape)
     }
 
-    /// Binds a tensor of the file under a house name.
+    /// Binds a tensor of the file under a house name; a matrix, whatever tensors the file keeps it in.
     pub fn bind(&mut self, house: &str, file_name: String, shape: &[u32]) -> Result<WeightId, LoadError> {
+        if let Some(stem) = file_name.strip_suffix(".weight").filter(|_| shape.len() > 1) {
+            let Matrix { tensor, input_order, names } = self.matrix(stem, shape)?;
+            let id = self.add(house, tensor);
+            if let Some(order) = input_order {
+                self.set_order(house, id, order);
+            }
+            self.bound.extend(names);
+            return Ok(id);
+        }
         let tensor = self.find(&file_name, shape)?;
         self.bound.insert(file_name);
         Ok(self.add(house, tensor))
+    }
+
+    /// The weight of a module, whatever tensors the file keeps it in.
+    pub fn matrix(&self, stem: &str, shape: &[u32]) -> Result<Matrix, LoadError> {
+        if self.checkpoint.dummy {
+            let name = format!("{stem}.weight");
+            return Ok(Matrix { tensor: self.find(&name, shape)?, input_order: None, names: vec![name] });
+        }
+        self.checkpoint.matrix(stem, &shape.iter().map(|&d| d as usize).collect::<Vec<_>>())
+    }
+
+    fn set_order(&mut self, house: &str, matrix: WeightId, order: Vec<u32>) {
+        let mut orders = std::mem::take(&mut self.orders);
+        orders.insert(matrix, order, |order| {
+            // Exact: no model has 2^24 columns.
+            let values: Vec<f32> = order.iter().map(|&column| column as f32).collect();
+            self.add_computed(&format!("{house}.order"), HostTensor::from_f32("order", vec![values.len()], &values))
+        });
+        self.orders = orders;
     }
 
     /// Binds one matrix `[rows, cols]` per expert as `[experts, rows, cols]`: a tensor of the file, or one of each expert.
@@ -118,13 +157,17 @@ impl<'a> Builder<'a> {
         }
         let mut parts: Vec<HostTensor> = Vec::new();
         for expert in 0..experts {
-            let name = name.replace("{e}", &expert.to_string());
-            let tensor = self.find(&name, &[rows, cols])?;
+            let stem = self.stem(house).replace("{e}", &expert.to_string());
+            let Matrix { tensor, input_order, names } = self.matrix(&stem, &[rows, cols])?;
+            if input_order.is_some() {
+                let expected = "columns in the order of its inputs";
+                return Err(self.tensor_error(&stem, expected, "another order (desc_act), which experts may not have"));
+            }
             if let Some(first) = parts.first().filter(|first| first.format != tensor.format) {
                 let expected = format!("{}, as '{}' has", first.format, first.name);
-                return Err(self.tensor_error(&name, expected, tensor.format.name()));
+                return Err(self.tensor_error(&stem, expected, tensor.format.name()));
             }
-            self.bound.insert(name);
+            self.bound.extend(names);
             parts.push(tensor);
         }
         Ok(self.add(house, HostTensor::stacked(name, parts)))
@@ -211,8 +254,9 @@ impl<'a> Builder<'a> {
     }
 
     /// Checks that everything was read, and the program.
-    pub fn finish(self, vocab: u32, config: &DecoderConfig) -> Result<Model, LoadError> {
-        let mut names: Vec<&String> = self.checkpoint.tensors.keys().collect();
+    pub fn finish(mut self, vocab: u32, config: &DecoderConfig) -> Result<Model, LoadError> {
+        let in_file = self.checkpoint.tensors.keys().chain(self.checkpoint.quantised.names());
+        let mut names: Vec<&String> = in_file.collect();
         names.sort_unstable();
         let is_known = |name: &str| self.bound.contains(name) || IGNORED.iter().any(|end| name.ends_with(end));
         let architecture = self.architecture;
@@ -224,6 +268,10 @@ impl<'a> Builder<'a> {
                 supported: format!("the tensors of {architecture}"),
             });
         }
+        self.orders.gather_inputs(&mut self.program).map_err(|matrix| {
+            let expected = "columns in the order of its inputs, or in that of the matrices that read the same ones";
+            self.tensor_error(&self.weights[matrix.index()].name, expected, "another order (desc_act)")
+        })?;
         check(&self.program, &self.checkpoint.path)?;
         let info = ModelInfo {
             architecture,

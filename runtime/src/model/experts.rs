@@ -8,7 +8,7 @@ use super::layers::Decoder;
 use super::reader::{Key, Reader};
 use crate::error::LoadError;
 use crate::program::{FusedNorm, LinearEnd, LinearPart, Op, Router, RowDim};
-use crate::weights::{Container, HostTensor};
+use crate::weights::{Container, HostTensor, Matrix};
 
 const EXPERTS: [Key; 3] = [
     Key { hf: "num_local_experts", gguf: "expert_count" },
@@ -160,9 +160,16 @@ impl Decoder<'_> {
         Ok(self.builder.add(&format!("{house}.bias"), bias))
     }
 
-    /// A tensor of `[experts, rows, cols]` that the file keeps as `[experts, cols, rows]`, without `.weight` behind its name.
+    /// A tensor of `[experts, rows, cols]` that the file keeps as `[experts, cols, rows]`, without `.weight` behind its name, or
+    /// quantised.
     fn turned(&mut self, house: &str, [experts, rows, cols]: [u32; 3]) -> Result<HostTensor, LoadError> {
         let name = self.builder.stem(house);
+        if !self.builder.checkpoint.tensors.contains_key(&name) && !self.builder.checkpoint.dummy {
+            // Quantised (MXFP4): not transposed.
+            let Matrix { tensor, names, .. } = self.builder.matrix(&name, &[experts, rows, cols])?;
+            names.into_iter().for_each(|name| self.builder.ignore(name));
+            return Ok(tensor);
+        }
         let tensor = self.builder.find(&name, &[experts, cols, rows])?;
         if tensor.format.block_len() != 1 {
             return Err(self.builder.tensor_error(&name, "floats", tensor.format.name()));

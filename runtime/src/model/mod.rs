@@ -12,6 +12,7 @@ mod llama;
 mod mistral;
 mod mixtral;
 mod names;
+mod ordered;
 mod phi3;
 mod qwen;
 mod reader;

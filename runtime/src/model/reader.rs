@@ -84,19 +84,9 @@ impl<'a> Reader<'a> {
         {
             return Err(reader.unsupported(LAYER_TYPES, kinds.to_string(), "full_attention"));
         }
-        match source {
-            Source::Gguf { .. } => {
-                if reader.bool(Key { hf: "", gguf: "attention.causal" })? == Some(false) {
-                    let setting = format!("{} = false", reader.name(Key { hf: "", gguf: "attention.causal" }));
-                    return Err(reader.unsupported("setting", setting, "true"));
-                }
-            }
-            Source::HuggingFace { config } => {
-                if let Some(quantisation) = present(config, "quantization_config") {
-                    let method = quantisation.get("quant_method").unwrap_or(quantisation).to_string();
-                    return Err(reader.unsupported("quantization_config", method, "none"));
-                }
-            }
+        const CAUSAL: Key = Key { hf: "", gguf: "attention.causal" };
+        if reader.bool(CAUSAL)? == Some(false) {
+            return Err(reader.unsupported("setting", format!("{} = false", reader.name(CAUSAL)), "true"));
         }
         Ok(reader)
     }

@@ -55,6 +55,7 @@ impl Op {
             Self::SoftCap { .. } => "SoftCap",
             Self::CheckFinite { .. } => "CheckFinite",
             Self::SelectRows { .. } => "SelectRows",
+            Self::GatherColumns { .. } => "GatherColumns",
             Self::Sample { .. } => "Sample",
         }
     }
@@ -70,7 +71,8 @@ impl Op {
             | Self::Linear { x, out, .. }
             | Self::GatedActivation { x, out, .. }
             | Self::MoeRoute { logits: x, out, .. }
-            | Self::SelectRows { x, out } => vec![read(x), write(out)],
+            | Self::SelectRows { x, out }
+            | Self::GatherColumns { x, out, .. } => vec![read(x), write(out)],
             Self::MoeLinear { x, route, out, .. } => vec![read(x), read(route), write(out)],
             Self::MoeCombine { x, route, residual } => vec![read(x), read(route), change(residual)],
             Self::Attention { q, out, .. } => vec![read(q.slot), write(out)],
@@ -93,9 +95,10 @@ impl Op {
     /// The weights it reads.
     pub fn weights(&self) -> Vec<WeightId> {
         match self {
-            Self::Embed { table: weight, .. } | Self::RmsNorm { weight, .. } | Self::NormHeads { weight, .. } => {
-                vec![*weight]
-            }
+            Self::Embed { table: weight, .. }
+            | Self::RmsNorm { weight, .. }
+            | Self::NormHeads { weight, .. }
+            | Self::GatherColumns { order: weight, .. } => vec![*weight],
             Self::Rope { rotary, .. } | Self::RopeStoreKv { rotary, .. } => vec![rotary.inv_freq],
             Self::Linear { parts, .. } | Self::MoeLinear { parts, .. } => of_parts(parts),
             Self::MoeRoute { bias, .. } => bias.iter().copied().collect(),
@@ -136,6 +139,7 @@ impl Op {
             | Self::SoftCap { .. }
             | Self::CheckFinite { .. }
             | Self::SelectRows { .. }
+            | Self::GatherColumns { .. }
             | Self::Sample { .. } => None,
         }
     }
@@ -157,6 +161,7 @@ impl Op {
             | Self::Add { .. }
             | Self::Linear { .. }
             | Self::GatedActivation { .. }
+            | Self::GatherColumns { .. }
             | Self::FusedLinear { .. }
             | Self::MoeRoute { .. }
             | Self::MoeLinear { .. }

@@ -246,6 +246,10 @@ impl Checker<'_> {
                 let width = self.rows_of(*x, RowDim::Tokens)?;
                 self.equal(&self.slot(*out)?.name, "width", width, self.rows_of(*out, RowDim::LogitRows)?)
             }
+            Op::GatherColumns { x, order, out } => {
+                self.same_shape(*x, *out)?;
+                self.vector(*order, self.slot(*x)?.width)
+            }
             Op::Sample { logits } => self.rows_of(*logits, RowDim::LogitRows).map(drop),
         }
     }

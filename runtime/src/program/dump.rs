@@ -134,6 +134,9 @@ impl Display for Line<'_> {
             Op::SoftCap { x, cap } => write!(f, "{kind} {}, {cap}", p.slot(*x)),
             Op::CheckFinite { x } => write!(f, "{kind} {}", p.slot(*x)),
             Op::SelectRows { x, out } => write!(f, "{} = {kind} {}", p.slot_shape(*out), p.slot(*x)),
+            Op::GatherColumns { x, order, out } => {
+                write!(f, "{} = {kind} {}, {}", p.slot_shape(*out), p.slot(*x), p.weight(*order))
+            }
             Op::Sample { logits } => write!(f, "{kind} {}", p.slot(*logits)),
         }
     }

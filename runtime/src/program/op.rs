@@ -271,6 +271,15 @@ pub enum Op {
         /// `[tokens, n]`, read and written.
         residual: Slot,
     },
+    /// `out[t, k] = x[t, order[k]]`: the inputs of a linear whose weights were quantised in another order.
+    GatherColumns {
+        /// `[rows, n]`.
+        x: Slot,
+        /// `[n]`: numbers of columns, whole, exact in f32.
+        order: WeightId,
+        /// `[rows, n]`, another slot than `x`.
+        out: Slot,
+    },
     /// Fused: a linear with the norm of its input and what becomes of its product. Expands to `RmsNorm` where there is a
     /// norm, `Linear`, and what `end` says.
     FusedLinear {
@@ -337,6 +346,7 @@ impl Op {
             | Self::RopeStoreKv { .. }
             | Self::GatedActivation { .. }
             | Self::FusedLinear { .. }
+            | Self::GatherColumns { .. }
             | Self::MoeRoute { .. }
             | Self::MoeCombine { .. }
             | Self::ScaleByPosition { .. }

@@ -48,6 +48,7 @@ fn load(meta: Metadata, template: Option<&str>) -> Result<TextModel, LoadError> 
         path: "test.gguf".into(),
         container: Container::Gguf(meta),
         tensors: Default::default(),
+        quantised: Default::default(),
         dummy: false,
     };
     TextModel::load(&checkpoint, None, template)

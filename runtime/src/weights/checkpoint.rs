@@ -11,7 +11,7 @@ use std::sync::Arc;
 use memmap2::Mmap;
 use serde_json::Value;
 
-use super::{HostTensor, gguf, safetensors};
+use super::{HostTensor, Quantised, gguf, safetensors};
 use crate::error::LoadError;
 
 const CONFIG: &str = "config.json";
@@ -41,6 +41,8 @@ pub struct Checkpoint {
     pub container: Container,
     /// By the name in the file.
     pub tensors: HashMap<String, HostTensor>,
+    /// What gives the other tensors of a quantised checkpoint a meaning: see `matrix`.
+    pub quantised: Quantised,
     /// Tensors that are absent are made up: right shapes, random values.
     pub dummy: bool,
 }
@@ -52,31 +54,46 @@ impl Checkpoint {
     /// Any `LoadError` but `Device`; nothing is allocated beyond the size of the headers.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
         let kind = std::fs::metadata(path).map_err(|source| io_error(path, source))?;
-        let (container, tensors) = if kind.is_dir() {
+        let (container, tensors, quantised) = if kind.is_dir() {
             open_directory(path)?
         } else if kind.is_file() {
             let (metadata, tensors) = gguf::open(path)?;
-            (Container::Gguf(metadata), tensors)
+            (Container::Gguf(metadata), tensors, Quantised::default())
         } else {
             return Err(io_error(path, std::io::Error::other("neither a file nor a directory")));
         };
-        Ok(Self { path: path.to_path_buf(), container, tensors, dummy: false })
+        Ok(Self { path: path.to_path_buf(), container, tensors, quantised, dummy: false })
     }
 
     /// Opens a Hugging Face directory's configuration only: `model::load` makes up the weights (`--load-format dummy`).
     ///
     /// # Errors
-    /// As `open`.
+    /// As `open`, and `Unsupported` for a quantised checkpoint: floats in its place would be another model's speed.
     pub fn open_dummy(dir: &Path) -> Result<Self, LoadError> {
-        Ok(Self { path: dir.to_path_buf(), container: read_configs(dir)?, tensors: HashMap::new(), dummy: true })
+        let (config, generation_config) = read_configs(dir)?;
+        if let Some(scheme) = config.get("quantization_config").filter(|scheme| !scheme.is_null()) {
+            return Err(LoadError::Unsupported {
+                path: dir.to_path_buf(),
+                what: "quantization_config without weights",
+                name: scheme.get("quant_method").unwrap_or(scheme).to_string(),
+                supported: "none".into(),
+            });
+        }
+        let container = Container::HuggingFace { config, generation_config };
+        let (tensors, quantised) = (HashMap::new(), Quantised::default());
+        Ok(Self { path: dir.to_path_buf(), container, tensors, quantised, dummy: true })
     }
 }
 
-fn open_directory(dir: &Path) -> Result<(Container, HashMap<String, HostTensor>), LoadError> {
-    Ok((read_configs(dir)?, safetensors::open(dir)?))
+fn open_directory(dir: &Path) -> Result<(Container, HashMap<String, HostTensor>, Quantised), LoadError> {
+    let (config, generation_config) = read_configs(dir)?;
+    let safetensors::Tensors { floats, codes } = safetensors::open(dir)?;
+    let quantised = Quantised::read(dir, &config, codes)?;
+    Ok((Container::HuggingFace { config, generation_config }, floats, quantised))
 }
 
-fn read_configs(dir: &Path) -> Result<Container, LoadError> {
+/// config.json and, where there is one, generation_config.json.
+fn read_configs(dir: &Path) -> Result<(Value, Option<Value>), LoadError> {
     let config = dir.join(CONFIG);
     if !config.exists() {
         return Err(LoadError::Config {
@@ -89,7 +106,7 @@ fn read_configs(dir: &Path) -> Result<Container, LoadError> {
     let generation_config = dir.join(GENERATION_CONFIG);
     let generation_config =
         generation_config.exists().then(|| read_json(&generation_config, MAX_CONFIG_BYTES)).transpose()?;
-    Ok(Container::HuggingFace { config, generation_config })
+    Ok((config, generation_config))
 }
 
 fn io_error(path: &Path, source: std::io::Error) -> LoadError {

@@ -1,4 +1,5 @@
-//! Weights as they lie in files: containers (GGUF, safetensors), formats (how bytes mean numbers), tensors.
+//! Weights as they lie in files: containers (GGUF, safetensors), formats (how bytes mean numbers), schemes (how the tensors
+//! of a quantised checkpoint belong together), tensors.
 //!
 //! Invariant: no length from a file is trusted; a tensor's byte range is checked against its file when the container is
 //! opened, so that everyone after may slice without checks. `model/` maps names, backends repack.
@@ -8,6 +9,7 @@ mod experts;
 pub mod format;
 pub mod gguf;
 mod safetensors;
+pub mod scheme;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -19,6 +21,7 @@ use std::sync::Arc;
 pub use checkpoint::{Checkpoint, Container};
 pub use format::WeightFormat;
 use memmap2::Mmap;
+pub use scheme::{Matrix, Quantised};
 
 /// A tensor in host memory: a view of a mapped file, bytes made at load, or rows that are computed when they are read.
 #[derive(Clone, Debug)]

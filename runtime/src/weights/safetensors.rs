@@ -21,6 +21,7 @@ use ::safetensors::tensor::TensorInfo;
 use memmap2::Mmap;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use super::scheme::{CodeTensor, CodeType};
 use super::{HostTensor, WeightFormat, checkpoint};
 use crate::error::LoadError;
 
@@ -31,12 +32,19 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 const LEN_BYTES: usize = 8;
 
+/// Tensors by name: floats, and what only a quantised checkpoint's scheme gives a meaning.
+#[derive(Debug, Default)]
+pub(super) struct Tensors {
+    pub(super) floats: HashMap<String, HostTensor>,
+    pub(super) codes: HashMap<String, CodeTensor>,
+}
+
 /// Opens the tensors of a directory.
 ///
 /// # Errors
-/// `Io` for files that cannot be mapped, `Malformed` for their contents, `Unsupported` for other dtypes than F32, F16 and
-/// BF16, `Tensor` when the index promises what its file does not have.
-pub(super) fn open(dir: &Path) -> Result<HashMap<String, HostTensor>, LoadError> {
+/// `Io` for files that cannot be mapped, `Malformed` for their contents, `Unsupported` for dtypes that nothing reads, `Tensor`
+/// when the index promises what its file does not have.
+pub(super) fn open(dir: &Path) -> Result<Tensors, LoadError> {
     let single = dir.join(SINGLE);
     if single.exists() {
         return open_file(&single);
@@ -52,7 +60,7 @@ pub(super) fn open(dir: &Path) -> Result<HashMap<String, HostTensor>, LoadError>
     })
 }
 
-fn open_sharded(dir: &Path, index_path: &Path) -> Result<HashMap<String, HostTensor>, LoadError> {
+fn open_sharded(dir: &Path, index_path: &Path) -> Result<Tensors, LoadError> {
     let index = checkpoint::read_json(index_path, MAX_INDEX_BYTES)?;
     let error = |key: &str, problem: String| LoadError::Config {
         path: index_path.to_path_buf(),
@@ -69,18 +77,23 @@ fn open_sharded(dir: &Path, index_path: &Path) -> Result<HashMap<String, HostTen
         names_by_file.entry(file).or_default().push(name);
     }
 
-    let mut tensors = HashMap::with_capacity(weight_map.len());
+    let mut tensors = Tensors::default();
     for (file, names) in names_by_file {
         let path = dir.join(file);
         let mut shard = open_file(&path)?;
         for name in names {
-            let tensor = shard.remove(name).ok_or_else(|| LoadError::Tensor {
-                path: path.clone(),
-                tensor: name.to_string(),
-                expected: format!("to be in this file, as {INDEX} says"),
-                got: "no such tensor".to_string(),
-            })?;
-            tensors.insert(name.to_string(), tensor);
+            if let Some(tensor) = shard.floats.remove(name) {
+                tensors.floats.insert(name.to_string(), tensor);
+            } else if let Some(tensor) = shard.codes.remove(name) {
+                tensors.codes.insert(name.to_string(), tensor);
+            } else {
+                return Err(LoadError::Tensor {
+                    path: path.clone(),
+                    tensor: name.to_string(),
+                    expected: format!("to be in this file, as {INDEX} says"),
+                    got: "no such tensor".to_string(),
+                });
+            }
         }
     }
     Ok(tensors)
@@ -92,20 +105,50 @@ fn is_plain_file_name(name: &str) -> bool {
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
 }
 
-fn open_file(path: &Path) -> Result<HashMap<String, HostTensor>, LoadError> {
+fn open_file(path: &Path) -> Result<Tensors, LoadError> {
     let file: Arc<Mmap> = checkpoint::map_file(path)?;
-    let entries = parse(path, &file)?;
-    let host_tensor = |entry: Tensor| {
-        (entry.name.clone(), HostTensor::mapped(entry.name, entry.format, entry.shape, file.clone(), entry.start))
-    };
-    Ok(entries.into_iter().map(host_tensor).collect())
+    let mut tensors = Tensors::default();
+    for Tensor { name, kind, shape, start } in parse(path, &file)? {
+        match kind {
+            Kind::Float(format) => {
+                let tensor = HostTensor::mapped(name.clone(), format, shape, file.clone(), start);
+                tensors.floats.insert(name, tensor);
+            }
+            Kind::Code(kind) => {
+                let tensor = CodeTensor::mapped(name.clone(), kind, shape, file.clone(), start);
+                tensors.codes.insert(name, tensor);
+            }
+        }
+    }
+    Ok(tensors)
+}
+
+/// What the elements of a tensor are.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Float(WeightFormat),
+    Code(CodeType),
+}
+
+impl Kind {
+    fn named(dtype: &str) -> Option<Self> {
+        let float = WeightFormat::from_safetensors_dtype(dtype).map(Self::Float);
+        float.or_else(|| CodeType::named(dtype).map(Self::Code))
+    }
+
+    fn bytes_of(self, shape: &[usize]) -> Option<usize> {
+        match self {
+            Self::Float(format) => format.bytes_of(shape),
+            Self::Code(kind) => kind.bytes_of(shape),
+        }
+    }
 }
 
 /// Where a tensor lies.
 #[derive(Debug)]
 struct Tensor {
     name: String,
-    format: WeightFormat,
+    kind: Kind,
     shape: Vec<usize>,
     /// Bytes from the start of the file.
     start: usize,
@@ -136,22 +179,22 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Tensor>, LoadError> {
     let mut end_of_last = 0;
     for (name, TensorInfo { dtype, shape, data_offsets: (begin, end) }) in entries {
         let dtype = dtype.to_string();
-        let format = WeightFormat::from_safetensors_dtype(&dtype).ok_or_else(|| LoadError::Unsupported {
+        let kind = Kind::named(&dtype).ok_or_else(|| LoadError::Unsupported {
             path: path.to_path_buf(),
             what: "tensor type",
             name: format!("{dtype} of {name:?}"),
-            supported: "F32, F16, BF16".to_string(),
+            supported: "F32, F16, BF16; in quantised checkpoints I8, U8, I32, I64, F8_E4M3".to_string(),
         })?;
         let field = || format!("tensor {name:?}");
         if begin != end_of_last || end < begin || end > data.len() {
             let problem = format!("data {begin}..{end} does not follow {end_of_last} within {} bytes", data.len());
             return Err(malformed(&field(), LEN_BYTES, problem));
         }
-        if format.bytes_of(&shape) != Some(end - begin) {
+        if kind.bytes_of(&shape) != Some(end - begin) {
             return Err(malformed(&field(), LEN_BYTES, format!("{dtype} {shape:?} is not {} bytes", end - begin)));
         }
         end_of_last = end;
-        tensors.push(Tensor { name, format, shape, start: data_start + begin });
+        tensors.push(Tensor { name, kind, shape, start: data_start + begin });
     }
     if end_of_last != data.len() {
         let problem = format!("{} bytes after the last tensor", data.len() - end_of_last);

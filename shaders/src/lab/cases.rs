@@ -47,6 +47,7 @@ pub(crate) fn meets(kernel: &str, op: &CaseOp) -> bool {
         CaseOp::Moe(_) => ["moe_route", "moe_linear", "moe_combine", "gated_activation"].contains(&kernel),
         CaseOp::CheckFinite { .. } => kernel == "check_finite",
         CaseOp::SelectRows { .. } => kernel == "select_rows",
+        CaseOp::GatherColumns { .. } => kernel == "gather_columns",
         CaseOp::Sample(case) => match kernel {
             "sample_draw" => case.temperature > 0.0,
             _ => ["sample_scan", "sample_pick"].contains(&kernel),

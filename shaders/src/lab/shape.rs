@@ -170,6 +170,7 @@ impl Sizes<'_> {
             "soft_cap" => (CaseOp::SoftCap { width, tokens, cap: 30.0 }, 8 * n, 20 * n),
             "check_finite" => (CaseOp::CheckFinite { width, tokens }, 4 * n, 0),
             "select_rows" => (CaseOp::SelectRows { width, tokens, logit_rows: tokens }, 8 * n, 0),
+            "gather_columns" => (CaseOp::GatherColumns { width, tokens }, 8 * n + 4 * u64::from(width), 0),
             _ => (CaseOp::RmsNorm { width, tokens }, 8 * n, 4 * n),
         })
     }

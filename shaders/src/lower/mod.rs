@@ -101,6 +101,7 @@ impl<'a> Lowering<'a, '_> {
             Op::SoftCap { x, cap } => self.soft_cap(x, cap),
             Op::CheckFinite { x } => self.check_finite(x),
             Op::SelectRows { x, out } => self.select_rows(x, out),
+            Op::GatherColumns { x, order, out } => self.gather_columns(x, order, out),
             Op::Sample { logits } => self.sample(logits),
         }
     }

@@ -149,6 +149,16 @@ impl Lowering<'_, '_> {
         Ok(())
     }
 
+    pub(super) fn gather_columns(&mut self, x: Slot, order: WeightId, out: Slot) -> Result<(), DeviceError> {
+        let memory = self.target.memory;
+        let width = self.width(x);
+        let order = self.target.weights.vector_of(order)?;
+        let bindings = table::gather_columns::Bindings { x: memory.slot(x), order, out: memory.slot(out) };
+        let (settings, grid) = self.flat("gather_columns", width);
+        self.dispatch(bindings, table::gather_columns::Params { width }, settings, When::Rows(self.rows(x)), grid);
+        Ok(())
+    }
+
     pub(super) fn rope(&mut self, x: View, rotary: Rotary, head_dim: u32) -> Result<(), DeviceError> {
         self.check_positions()?;
         let Rotary { inv_freq, amplitude, pairing } = rotary;

@@ -27,7 +27,7 @@ const TARGETS: [&str; 4] = ["spirv", "msl", "hlsl", "glsl"];
 /// The name of a kernel, and settings.
 type Variant = (&'static str, Settings);
 
-/// Every choice of files and switches, numbers at their defaults.
+/// Every choice of files and switches that `build.rs` checks, numbers at their defaults.
 fn table_variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for kernel in KERNELS {
@@ -45,6 +45,11 @@ fn table_variants() -> Vec<Variant> {
             assert!(values.contains(&setting.value), "{}: {} has its default", kernel.name, setting.name);
             let with = |settings: &Settings| values.iter().map(|v| settings.clone().with(setting.name, v)).collect();
             variants = variants.iter().flat_map(|settings| -> Vec<Settings> { with(settings) }).collect();
+            variants.retain(|chosen| {
+                let changed = kernel.settings.iter().filter(|s| chosen.get(s.name).is_some_and(|v| v != s.value));
+                let (formats, others): (Vec<_>, Vec<_>) = changed.partition(|s| s.name == "FORMAT");
+                formats.is_empty() || others.len() <= 1
+            });
         }
         all.extend(variants.into_iter().map(|settings| (kernel.name, settings)));
     }

@@ -87,6 +87,7 @@ pub fn build_case(case: &Case) -> BuiltCase {
         | CaseOp::Add { tokens, .. }
         | CaseOp::Linear { tokens, .. }
         | CaseOp::FusedLinear(FusedCase { tokens, .. })
+        | CaseOp::GatherColumns { tokens, .. }
         | CaseOp::GatedActivation { tokens, .. }
         | CaseOp::SoftCap { tokens, .. }
         | CaseOp::MoeRoute { tokens, .. }
@@ -207,6 +208,15 @@ impl Builder {
             }
             CaseOp::MoeRoute { experts, router, bias, tokens } => self.moe_route(experts, router, bias, tokens),
             CaseOp::Moe(ref case) => self.moe(case),
+            CaseOp::GatherColumns { width, tokens } => {
+                let x = self.activations("x", width, tokens);
+                let mut random = self.random();
+                let order: Vec<f32> = (0..width).map(|_| (random.next_u64() % u64::from(width)) as f32).collect();
+                let order = self.weight(HostTensor::from_f32("order", vec![order.len()], &order));
+                let out = self.tokens_slot("out", width);
+                self.program.ops.push(Op::GatherColumns { x, order, out });
+                out
+            }
             CaseOp::Attention(_) | CaseOp::CheckFinite { .. } | CaseOp::SelectRows { .. } | CaseOp::Sample(_) => {
                 unreachable!("built by functions of their own")
             }

@@ -124,6 +124,11 @@ pub enum CaseOp {
         tokens: u32,
         logit_rows: u32,
     },
+    /// Columns in no order, some twice.
+    GatherColumns {
+        width: u32,
+        tokens: u32,
+    },
     Sample(SampleCase),
 }
 

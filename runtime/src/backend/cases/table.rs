@@ -72,6 +72,9 @@ pub fn all_cases() -> Vec<Case> {
     // Last, so that the seeds of the others stay as they are.
     later_format_cases(&mut cases);
     family_cases(&mut cases);
+    for (width, tokens) in [(20, 5), (40, 3), (1536, 33)] {
+        push(&mut cases, EXACT, CaseOp::GatherColumns { width, tokens });
+    }
     cases
 }
 

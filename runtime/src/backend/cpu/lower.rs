@@ -246,6 +246,9 @@ impl<'a> Lowering<'a> {
             Op::ScaleByPosition { x, beta, period } => RowOp::ScaleByPosition { x: self.view(x), beta, period },
             Op::SoftCap { x, cap } => RowOp::SoftCap { x: self.columns(x), cap },
             Op::CheckFinite { x } => RowOp::CheckFinite { x: self.columns(x), flags: self.flags },
+            Op::GatherColumns { x, order, out } => {
+                RowOp::GatherColumns { x: self.columns(x), order: self.vector(order)?, out: self.columns(out) }
+            }
             Op::SelectRows { x, out } => RowOp::SelectRows { x: self.columns(x), out: self.columns(out) },
             Op::Sample { logits } => RowOp::Sample { logits: self.columns(logits), samples: self.samples },
             Op::Linear { x, ref parts, out } => return self.linear(x, parts, out),

@@ -127,6 +127,12 @@ pub(super) enum RowOp {
         x: Columns,
         out: Columns,
     },
+    /// `order` names a vector of whole numbers.
+    GatherColumns {
+        x: Columns,
+        order: usize,
+        out: Columns,
+    },
     /// Samples from byte `samples`, one per logit row that is not read back.
     Sample {
         logits: Columns,
@@ -230,6 +236,10 @@ fn run_row<S: Simd>(s: S, step: &Step<'_>, op: &RowOp, row: usize) {
             let token = step.inputs.logit_rows()[row] as usize;
             // SAFETY: rows of `x` were written before the last barrier: it is a slot of tokens, this chain's are logit rows.
             write(out).copy_from_slice(unsafe { x.row(memory, token) });
+        }
+        RowOp::GatherColumns { x, order, out } => {
+            let (x, order) = (read(x), step.weights.vector(order));
+            write(out).iter_mut().zip(order).for_each(|(value, &column)| *value = x[column as usize]);
         }
         RowOp::Sample { logits, samples } => {
             let Some(index) = row.checked_sub(step.inputs.num_read_rows()) else { return };

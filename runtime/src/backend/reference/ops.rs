@@ -56,6 +56,7 @@ impl<'a> Step<'a> {
             Op::SoftCap { x, cap } => self.soft_cap(*x, *cap),
             Op::CheckFinite { x } => self.check_finite(*x),
             Op::SelectRows { x, out } => self.select_rows(*x, *out),
+            Op::GatherColumns { x, order, out } => self.gather_columns(*x, *order, *out),
             Op::Sample { logits } => self.sample(*logits),
         }
         Ok(())
@@ -310,6 +311,15 @@ impl<'a> Step<'a> {
         let x = &self.slots[x.index()];
         for (row, &token) in values.chunks_exact_mut(width).zip(self.inputs.logit_rows()) {
             row.copy_from_slice(&x[token as usize * width..][..width]);
+        }
+        self.give(out, values);
+    }
+
+    fn gather_columns(&mut self, x: Slot, order: WeightId, out: Slot) {
+        let mut values = self.take_out(out);
+        let order = &self.weight(order).values;
+        for (row, x) in values.chunks_exact_mut(order.len()).zip(self.rows(x)) {
+            row.iter_mut().zip(order).for_each(|(value, &column)| *value = x[column as usize]);
         }
         self.give(out, values);
     }

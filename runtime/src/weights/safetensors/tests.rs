@@ -122,8 +122,8 @@ fn headers_are_bounded_json_without_duplicates() {
     assert!(problem(twice, &[]).contains("\"t\" is there twice"));
     assert!(problem("{\"t\":", &[]).contains("header at byte 8"));
     assert!(problem(r#"{"t":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#, &[0; 4]).contains("header"));
-    let message = problem(r#"{"t":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}"#, &[0; 4]);
-    assert!(message.contains("F8_E4M3 of \"t\"") && message.contains("F32, F16, BF16"), "{message}");
+    let message = problem(r#"{"t":{"dtype":"F8_E5M2","shape":[4],"data_offsets":[0,4]}}"#, &[0; 4]);
+    assert!(message.contains("F8_E5M2 of \"t\"") && message.contains("F32, F16, BF16"), "{message}");
     for len in [u64::MAX, 100_000_001, 9] {
         let bytes = [&len.to_le_bytes()[..], b"{}      "].concat();
         let error = parse(Path::new("m"), &bytes).unwrap_err().to_string();
@@ -151,7 +151,7 @@ proptest! {
         }
         if let Ok(tensors) = parse(Path::new("m"), &bytes) {
             for tensor in tensors {
-                let len = tensor.format.bytes_of(&tensor.shape).unwrap();
+                let len = tensor.kind.bytes_of(&tensor.shape).unwrap();
                 prop_assert!(tensor.start + len <= bytes.len());
             }
         }

@@ -81,8 +81,17 @@ pub(super) fn knobs(workload: &Workload, order_is_free: bool) -> Vec<Knob> {
 }
 
 const ATTENTION: &[&str] = &["attention"];
-const FLAT: &[&str] =
-    &["embed", "norm_heads", "add", "gated_activation", "rope", "select_rows", "store_kv", "rope_store_kv"];
+const FLAT: &[&str] = &[
+    "embed",
+    "norm_heads",
+    "add",
+    "gated_activation",
+    "rope",
+    "select_rows",
+    "gather_columns",
+    "store_kv",
+    "rope_store_kv",
+];
 
 /// A class's row with a tile for each number of tokens that is measured.
 pub(super) fn spread(tuning: &Tuning) -> Tuning {

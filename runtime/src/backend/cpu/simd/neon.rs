@@ -292,16 +292,15 @@ impl<D: Dots> Simd for Neon<D> {
 
     #[inline(always)]
     fn load_e4m3(self, x: &[u8; LANES]) -> Self::F {
-        intrinsic!({
+        let wide = intrinsic!({
             let bytes = vld1q_u8(x.as_ptr());
-            let half = |wide: uint16x8_t| {
-                let magnitude = vshlq_n_u16::<7>(vandq_u16(wide, vdupq_n_u16(0x7f)));
-                vorrq_u16(magnitude, vshlq_n_u16::<8>(vandq_u16(wide, vdupq_n_u16(0x80))))
-            };
-            let (low, high) = (half(vmovl_u8(vget_low_u8(bytes))), half(vmovl_u8(vget_high_u8(bytes))));
-            let bits = Quad(vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high));
-            each!(vcvt_f32_f16, each!(vreinterpret_f16_u16, bits))
-        })
+            let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes)));
+            Quad(vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high))
+        });
+        let magnitude = each!(vshl_n_u16::<7>, each!(vand_u16, wide, all(intrinsic!(vdup_n_u16(0x7f)))));
+        let sign = each!(vshl_n_u16::<8>, each!(vand_u16, wide, all(intrinsic!(vdup_n_u16(0x80)))));
+        let bits = each!(vorr_u16, magnitude, sign);
+        each!(vcvt_f32_f16, each!(vreinterpret_f16_u16, bits))
     }
 
     #[inline(always)]

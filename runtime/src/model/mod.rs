@@ -22,6 +22,8 @@ mod smollm3;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use registry::{ARCHITECTURES, Architecture};
+
 use crate::error::LoadError;
 use crate::program::{KvDtype, Program};
 use crate::weights::{Checkpoint, HostTensor};

@@ -6,28 +6,41 @@ use super::{LoadOptions, Model, gemma, gpt_oss, llama, mistral, mixtral, phi3, q
 use crate::error::LoadError;
 use crate::weights::{Checkpoint, Container};
 
-/// An architecture under its names in the two kinds of container.
-pub(super) struct Architecture {
+/// A family of models under its names in the two kinds of container.
+pub struct Architecture {
+    /// What its models are called.
+    pub title: &'static str,
     /// Class names in `config.json`.
     pub hf: &'static [&'static str],
     /// Values of `general.architecture`.
     pub gguf: &'static [&'static str],
     /// Builds the model.
-    pub load: fn(&Checkpoint, &LoadOptions) -> Result<Model, LoadError>,
+    pub(super) load: fn(&Checkpoint, &LoadOptions) -> Result<Model, LoadError>,
 }
 
-const ARCHITECTURES: &[Architecture] = &[
-    Architecture { hf: &["LlamaForCausalLM"], gguf: &["llama"], load: llama::load },
-    Architecture { hf: &["MistralForCausalLM", "Ministral3ForCausalLM"], gguf: &["mistral3"], load: mistral::load },
-    Architecture { hf: &["Qwen2ForCausalLM"], gguf: &["qwen2"], load: qwen::load_2 },
-    Architecture { hf: &["Qwen3ForCausalLM"], gguf: &["qwen3"], load: qwen::load_3 },
-    Architecture { hf: &["Qwen3MoeForCausalLM"], gguf: &["qwen3moe"], load: qwen::load_3_moe },
-    Architecture { hf: &["MixtralForCausalLM"], gguf: &[], load: mixtral::load },
-    Architecture { hf: &["GptOssForCausalLM"], gguf: &["gpt-oss"], load: gpt_oss::load },
-    Architecture { hf: &["Gemma2ForCausalLM"], gguf: &["gemma2"], load: gemma::load_2 },
-    Architecture { hf: &["Gemma3ForCausalLM"], gguf: &["gemma3"], load: gemma::load_3 },
-    Architecture { hf: &["Phi3ForCausalLM"], gguf: &["phi3"], load: phi3::load },
-    Architecture { hf: &["SmolLM3ForCausalLM"], gguf: &["smollm3"], load: smollm3::load },
+/// Every family, in the order of README's table.
+pub const ARCHITECTURES: &[Architecture] = &[
+    Architecture {
+        title: "Llama 2 and 3, SmolLM2, TinyLlama and their fine-tunes",
+        hf: &["LlamaForCausalLM"],
+        gguf: &["llama"],
+        load: llama::load,
+    },
+    Architecture {
+        title: "Mistral, Ministral 3",
+        hf: &["MistralForCausalLM", "Ministral3ForCausalLM"],
+        gguf: &["mistral3"],
+        load: mistral::load,
+    },
+    Architecture { title: "Qwen2, Qwen2.5", hf: &["Qwen2ForCausalLM"], gguf: &["qwen2"], load: qwen::load_2 },
+    Architecture { title: "Qwen3", hf: &["Qwen3ForCausalLM"], gguf: &["qwen3"], load: qwen::load_3 },
+    Architecture { title: "Qwen3 MoE", hf: &["Qwen3MoeForCausalLM"], gguf: &["qwen3moe"], load: qwen::load_3_moe },
+    Architecture { title: "Mixtral", hf: &["MixtralForCausalLM"], gguf: &[], load: mixtral::load },
+    Architecture { title: "gpt-oss", hf: &["GptOssForCausalLM"], gguf: &["gpt-oss"], load: gpt_oss::load },
+    Architecture { title: "Gemma 2", hf: &["Gemma2ForCausalLM"], gguf: &["gemma2"], load: gemma::load_2 },
+    Architecture { title: "Gemma 3 (text)", hf: &["Gemma3ForCausalLM"], gguf: &["gemma3"], load: gemma::load_3 },
+    Architecture { title: "Phi-3, Phi-3.5, Phi-4", hf: &["Phi3ForCausalLM"], gguf: &["phi3"], load: phi3::load },
+    Architecture { title: "SmolLM3", hf: &["SmolLM3ForCausalLM"], gguf: &["smollm3"], load: smollm3::load },
 ];
 
 pub(super) fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Model, LoadError> {

@@ -94,6 +94,11 @@ impl Quantised {
         Ok(Self { codes, scheme: Some(read(&settings)?) })
     }
 
+    /// Every `quant_method`.
+    pub fn methods() -> impl Iterator<Item = &'static str> {
+        TABLE.iter().map(|(name, _)| *name)
+    }
+
     /// The names of its tensors of codes.
     pub fn names(&self) -> impl Iterator<Item = &String> {
         self.codes.keys()

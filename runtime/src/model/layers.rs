@@ -237,7 +237,7 @@ impl<'a> Builder<'a> {
             }
         }
         let plane = Plane { heads: kv_heads, dim: head_dim, dtype: kv_dtype };
-        self.program.states.push(StateSpec::Paged { planes: vec![plane, plane] });
+        self.program.states.push(StateSpec::kv(plane));
         let layer = Layer(i);
         let pairing = spec.pairing;
         self.push(Op::RopeStoreKv { x: view(0, q_width + kv_width), v, inv_freq, pairing, head_dim, layer });

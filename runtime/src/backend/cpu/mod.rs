@@ -6,6 +6,7 @@
 //! allocated per step.
 
 mod attention;
+mod cached;
 mod isa;
 mod linear;
 mod lower;

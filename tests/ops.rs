@@ -9,7 +9,7 @@ use runtime::backend::cases::{
 use runtime::backend::cpu::{CpuBackend, CpuOptions};
 use runtime::backend::reference::ReferenceBackend;
 use runtime::backend::{Backend, StepInputs};
-use runtime::ids::{BlockId, Layer, PlanId};
+use runtime::ids::PlanId;
 use runtime::program::{KvDtype, Op};
 use runtime::weights::{HostTensor, WeightFormat};
 use shaders::{GpuOptions, WgpuBackend, WgpuDevice};
@@ -317,7 +317,7 @@ fn tokens_of_a_tree_have_the_bits_of_their_paths() {
                 for j in [parents.len() / 2, parents.len().saturating_sub(1)].into_iter().filter(|j| *j < parents.len())
                 {
                     let (first, start) = (starts[row] as usize, attention.rows[row].0);
-                    let path = &path(start as usize, Some(parents), start as usize + j)[start as usize..];
+                    let path = &cache::path(start as usize, Some(parents), start as usize + j)[start as usize..];
                     let ids = path.iter().map(|index| built.step.token_ids()[first + index - start as usize]);
                     let mut causal = built.clone();
                     causal.step.clear();

@@ -37,7 +37,7 @@ fn e4m3(x: f64) -> f64 {
 }
 
 /// The tokens that a row's token at `index` sees without a window, itself last, by their index in the row.
-fn path(start: usize, parents: Option<&Vec<Option<u32>>>, index: usize) -> Vec<usize> {
+pub(super) fn path(start: usize, parents: Option<&Vec<Option<u32>>>, index: usize) -> Vec<usize> {
     let Some(parents) = parents.filter(|parents| !parents.is_empty() && index >= start) else {
         return (0..=index).collect();
     };

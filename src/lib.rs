@@ -10,6 +10,8 @@
 //! constructs the backend; this thread only waits for it.
 
 pub mod device;
+#[cfg(feature = "hub")]
+pub mod hub;
 pub mod sizing;
 
 use std::path::{Path, PathBuf};
@@ -113,16 +115,28 @@ enum Message {
     Ready { caps: Box<Caps>, memory: MemoryReport },
 }
 
+/// What a model is, without loading its weights.
+///
+/// # Errors
+/// Whatever is wrong with the files.
+pub fn info(options: &Options) -> Result<ModelInfo, LoadError> {
+    Ok(model::load(&open(options)?, options.kv_cache_dtype)?.info)
+}
+
+fn open(options: &Options) -> Result<Checkpoint, LoadError> {
+    match options.dummy_weights {
+        false => Checkpoint::open(&options.model),
+        true => Checkpoint::open_dummy(&options.model),
+    }
+}
+
 /// Loads a model and starts its engine. `progress` is called on this thread.
 ///
 /// # Errors
 /// Whatever is wrong with the files, the flags or the device; nothing keeps running then.
 pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loaded, LoadError> {
     let start = Instant::now();
-    let checkpoint = match options.dummy_weights {
-        false => Checkpoint::open(&options.model)?,
-        true => Checkpoint::open_dummy(&options.model)?,
-    };
+    let checkpoint = open(options)?;
     let text = TextModel::load(&checkpoint, options.tokenizer.as_deref(), options.chat_template.as_deref())?;
     let load_options = LoadOptions { kv_dtype: options.kv_cache_dtype, max_model_len: options.max_model_len };
     let model = model::load(&checkpoint, load_options)?;

@@ -6,15 +6,17 @@
 mod support;
 
 use kittiwake::{Device, Options};
+use runtime::program::KvDtype;
 use runtime::request::SamplingParams;
 use shaders::AdapterChoice;
 use support::{Ask, Heard, ask_all, ask_each, fixture, gpu, load, options};
 
-/// Unquantised, with q/k norms, and two quantised formats: every kind of kernel takes part.
-const MODELS: [&str; 4] = ["llama-tiny", "qwen3-tiny", "gguf/llama-q4_1.gguf", "gguf/llama-q4_k.gguf"];
+/// Unquantised, with q/k norms, two quantised formats, and experts, windows and sinks: every kind of kernel takes part.
+const MODELS: [&str; 5] =
+    ["llama-tiny", "qwen3-tiny", "gguf/llama-q4_1.gguf", "gguf/llama-q4_k.gguf", "families/gpt-oss-mxfp4"];
 
-/// The two of them that take part on wgpu, where a step of software Vulkan takes milliseconds.
-const WGPU_MODELS: [&str; 2] = ["qwen3-tiny", "gguf/llama-q4_1.gguf"];
+/// Those of them that take part on wgpu, where a step of software Vulkan takes milliseconds.
+const WGPU_MODELS: [&str; 3] = ["qwen3-tiny", "gguf/llama-q4_1.gguf", "families/gpt-oss-mxfp4"];
 
 /// The devices of this machine, each with its models.
 fn devices() -> Vec<(Device, &'static [&'static str])> {
@@ -187,4 +189,31 @@ fn fault_01_answers_do_not_depend_on_what_was_asked_before() {
         let heard = answers(&ask_each(&loaded.engine, &[a.clone(), b, a.clone(), a]));
         assert_eq!(heard, [&alone_a[..], &alone_b, &alone_a, &alone_a].concat(), "{what}");
     });
+}
+
+/// Every type of the cache at once under batch mates, chunks, preemption and cache hits; the tests above have f16.
+#[test]
+fn no_type_of_the_cache_lets_surroundings_change_tokens() {
+    for (device, models) in devices() {
+        let mut bits = Vec::new();
+        for dtype in KvDtype::ALL {
+            let mut options = options(fixture(models[0]), device.clone());
+            options.kv_cache_dtype = dtype;
+            let expected = baseline(&options);
+            options.engine.block_size = 4;
+            options.engine.long_prefill_token_threshold = 3;
+            options.max_model_len = Some(80);
+            options.num_gpu_blocks_override = Some(25);
+            let loaded = load(&options);
+            assert_eq!(answers(&ask_all(&loaded.engine, &asks())), expected, "{dtype} on {device}");
+            assert!(loaded.engine.stats().counters.num_preemptions > 0, "{dtype} on {device}: nothing was preempted");
+            let warm = ask_each(&loaded.engine, &asks()[3..6]);
+            assert_eq!(answers(&warm), expected[3..6], "{dtype} on {device}, from the cache");
+            assert!(warm.iter().any(|heard| heard.cached_tokens > 30), "{dtype} on {device}: no hits");
+            bits.push(expected);
+        }
+        for (i, one) in bits.iter().enumerate() {
+            assert!(!bits[..i].contains(one), "{device}: {} answers as another type", KvDtype::ALL[i]);
+        }
+    }
 }

@@ -3,17 +3,19 @@
 //! Invariant: a backend is one line of `backends` here; nothing about a case is known outside `runtime::backend::cases`.
 
 use runtime::backend::cases::{
-    AttentionCase, CODES, Case, CaseOp, FLOAT, FusedCase, FusedEnd, PartCase, Tolerance, all_cases, build_case,
-    run_built, run_case,
+    AttentionCase, CODES, Case, CaseOp, FLOAT, FusedCase, FusedEnd, MoeCase, PartCase, Tolerance, all_cases,
+    build_case, run_built, run_case,
 };
 use runtime::backend::cpu::{CpuBackend, CpuOptions};
 use runtime::backend::reference::ReferenceBackend;
 use runtime::backend::{Backend, StepInputs};
-use runtime::ids::{BlockId, Layer, PlanId};
+use runtime::ids::PlanId;
 use runtime::program::KvDtype;
 use runtime::weights::{HostTensor, WeightFormat};
 use shaders::{GpuOptions, WgpuBackend, WgpuDevice};
 
+#[path = "ops/cache.rs"]
+mod cache;
 #[path = "ops/classes.rs"]
 mod classes;
 #[path = "ops/expectation.rs"]
@@ -23,7 +25,7 @@ mod gpu;
 #[path = "ops/sample.rs"]
 mod sample;
 
-use expectation::{expectation_f64, path};
+use expectation::expectation_f64;
 
 type MakeBackend = Box<dyn Fn() -> Box<dyn Backend>>;
 
@@ -108,11 +110,17 @@ fn every_backend_agrees_on_attention_over_f32() {
     every_backend_agrees(|op| matches!(op, CaseOp::Attention(a) if a.dtype == KvDtype::F32));
 }
 
+#[test]
+fn every_backend_agrees_on_attention_over_smaller_types() {
+    let is_small = |dtype| !matches!(dtype, KvDtype::F32 | KvDtype::F16);
+    every_backend_agrees(|op| matches!(op, CaseOp::Attention(a) if is_small(a.dtype)));
+}
+
 /// Formulas again, in f64 and without the reference's code.
 #[test]
 fn the_reference_agrees_with_f64() {
     let cases: Vec<Case> = all_cases().into_iter().filter(|case| expectation_f64(case).is_some()).collect();
-    // All of linear, attention, norm and gate; f16 planes round in the same way as the reference.
+    // All of linear, attention, norm and gate; what the cache rounds is rounded anew.
     assert!(cases.len() > 150, "{}", cases.len());
     let tolerance = Tolerance {
         relative_rms: 1e-6,
@@ -173,42 +181,19 @@ fn a_linear_passes_on_what_is_not_finite() {
     }
 }
 
-/// A stored block reads as the reference's bytes whatever a backend's own layout is: blocks may be kept outside or moved.
-#[test]
-fn blocks_read_as_planes() {
-    // Keys that are not turned before they are rounded are the same everywhere.
-    let is_plain = |case: &Case| matches!(&case.op, CaseOp::Attention(case) if case.rope.is_none());
-    let cases: Vec<Case> = all_cases().into_iter().filter(is_plain).collect();
-    let blocks = |backend: &mut dyn Backend, case: &Case| -> Result<Vec<u8>, String> {
-        let built = build_case(case);
-        run_built(backend, &built).map_err(|e| e.to_string())?;
-        let (mut all, mut bytes) = (Vec::new(), Vec::new());
-        // Not block 0, which is for padding.
-        for block in (1..built.num_blocks).map(BlockId) {
-            backend.read_block(Layer(0), block, &mut bytes).map_err(|e| e.to_string())?;
-            all.append(&mut bytes);
-        }
-        Ok(all)
-    };
-    for (name, make) in backends() {
-        for_all(&share(name, &cases), |case| {
-            let same = blocks(make().as_mut(), case)? == blocks(&mut reference(), case)?;
-            if same { Ok(()) } else { Err(format!("{name}: other bytes")) }
-        });
-    }
-}
-
 /// The first token's result is the same bits whatever the number of tokens in the step.
 #[test]
 fn linear_does_not_depend_on_the_number_of_tokens() {
     let mut cases = all_cases();
-    cases.retain(|case| matches!(case.op, CaseOp::Linear { .. } | CaseOp::FusedLinear(_)));
+    cases.retain(|case| matches!(case.op, CaseOp::Linear { .. } | CaseOp::FusedLinear(_) | CaseOp::Moe(_)));
     for (name, make) in invariant_backends() {
         for_all(&share(name, &cases), |case| {
             let whole = run(&make, case)?;
             for fewer in [1, 2, 3, 4, 7, 8, 15, 16] {
                 let mut few = case.clone();
-                let (CaseOp::Linear { tokens, .. } | CaseOp::FusedLinear(FusedCase { tokens, .. })) = &mut few.op
+                let (CaseOp::Linear { tokens, .. }
+                | CaseOp::FusedLinear(FusedCase { tokens, .. })
+                | CaseOp::Moe(MoeCase { tokens, .. })) = &mut few.op
                 else {
                     unreachable!("retained above");
                 };
@@ -296,7 +281,7 @@ fn tokens_of_a_tree_have_the_bits_of_their_paths() {
                 for j in [parents.len() / 2, parents.len().saturating_sub(1)].into_iter().filter(|j| *j < parents.len())
                 {
                     let (first, start) = (starts[row] as usize, attention.rows[row].0);
-                    let path = &path(start as usize, Some(parents), start as usize + j)[start as usize..];
+                    let path = &cache::path(start as usize, Some(parents), start as usize + j)[start as usize..];
                     let ids = path.iter().map(|index| built.step.token_ids()[first + index - start as usize]);
                     let mut causal = built.clone();
                     causal.step.clear();

@@ -1,7 +1,8 @@
 // out[t, h] = softmax over positions p <= positions[t] of (scale * q[t, h] . k[p, h']) times v[p, h'], h' the KV head of h.
 // With WINDOW the last `window` of them; with SOFT_CAP a score x becomes soft_cap * tanh(x / soft_cap); with SINKS the softmax
 // has one more score per head, sinks[h], without a value. A token of a tree sees the positions of its path (shared/path.wgsl).
-// q [tokens, q_stride], heads at column q_offset; keys, values: planes [blocks, kv_heads, block_size, head_dim]; sinks [heads];
+// q [tokens, q_stride], heads at column q_offset; keys, values: planes [blocks, kv_heads, block_size, head_dim]; key_scales,
+// value_scales: planes [blocks, kv_heads, block_size], touched where elements have scales; sinks [heads];
 // step: the step's inputs, whole; out [tokens, heads, head_dim], or with PARTIAL [tokens, heads, splits, head_dim + 4].
 // One description for prefill, chunk, decode and trees: a token attends to its row's blocks by position.
 // Positions are cut into splits of SPLIT at absolute places. A lane owns HEADS query heads (that share a KV head) of one token:
@@ -35,11 +36,13 @@ struct Params {
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> q: array<vec4f>;
-@group(0) @binding(2) var<storage, read> keys: array<vec2u>;
-@group(0) @binding(3) var<storage, read> values: array<vec2u>;
-@group(0) @binding(4) var<storage, read> step: array<u32>;
-@group(0) @binding(5) var<storage, read> sinks: array<f32>;
-@group(0) @binding(6) var<storage, read_write> out: array<vec4f>;
+@group(0) @binding(2) var<storage, read> keys: Elements;
+@group(0) @binding(3) var<storage, read> values: Elements;
+@group(0) @binding(4) var<storage, read> key_scales: array<f32>;
+@group(0) @binding(5) var<storage, read> value_scales: array<f32>;
+@group(0) @binding(6) var<storage, read> step: array<u32>;
+@group(0) @binding(7) var<storage, read> sinks: array<f32>;
+@group(0) @binding(8) var<storage, read_write> out: array<vec4f>;
 
 const HEAD_DIM: u32 = 64u; //!set elements per head
 const HEADS: u32 = 1u; //!set query heads per lane, all of one KV head
@@ -90,13 +93,15 @@ fn merge_into(first: ptr<function, Sums>, second: ptr<function, Sums>) {
 fn add_position(sums: ptr<function, Sums>, query: ptr<function, array<vec4f, HEADS * QUADS>>, entry: u32) {
     var scores: array<f32, HEADS>;
     for (var d = 0u; d < QUADS; d++) {
-        let key = load_key(entry + d);
+        let key = load_key(entry * QUADS + d);
         for (var h = 0u; h < HEADS; h++) {
             scores[h] += dot((*query)[h * QUADS + d], key);
         }
     }
+    let scale = params.scale * key_scale(entry);
+    let weight_scale = value_scale(entry);
     for (var h = 0u; h < HEADS; h++) {
-        var score = scores[h] * params.scale;
+        var score = scores[h] * scale;
         if SOFT_CAP {
             score = params.soft_cap * tanh_f32(score / params.soft_cap);
         }
@@ -110,9 +115,10 @@ fn add_position(sums: ptr<function, Sums>, query: ptr<function, array<vec4f, HEA
         }
         scores[h] = exp_f32(score - (*sums).m[h]);
         (*sums).l[h] += scores[h];
+        scores[h] *= weight_scale;
     }
     for (var d = 0u; d < QUADS; d++) {
-        let value = load_value(entry + d);
+        let value = load_value(entry * QUADS + d);
         for (var h = 0u; h < HEADS; h++) {
             let at = h * QUADS + d;
             (*sums).values[at] = fma(value, vec4f(scores[h]), (*sums).values[at]);
@@ -177,8 +183,8 @@ fn main(
         for (var position = first + lane.y; position < end; position += PARTS) {
             let index = cache_index(path, position);
             let block = step[table + index / params.block_size];
-            let slot = (block * params.kv_heads + kv_head) * params.block_size + index % params.block_size;
-            add_position(&sums, &query, slot * QUADS);
+            let entry = (block * params.kv_heads + kv_head) * params.block_size + index % params.block_size;
+            add_position(&sums, &query, entry);
         }
         if PARTS > 1u {
             share(&sums, lane);

@@ -20,7 +20,7 @@ use super::{engine_args::EngineArgs, model};
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A directory, a .gguf file, or `demo`.
+    /// A directory, a .gguf file, `demo`, or `org/name[@revision][:file-or-quant]` of the hub.
     #[arg(default_value = "demo")]
     model: String,
     #[command(flatten)]

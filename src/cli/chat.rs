@@ -20,7 +20,7 @@ use super::{is_closed_pipe, note};
 /// Arguments of `chat`.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
-    /// A directory, a .gguf file, or `demo`.
+    /// A directory, a .gguf file, `demo`, or `org/name[@revision][:file-or-quant]` of the hub.
     model: String,
     /// Ask this, print the answer and what it took, and end.
     #[arg(long, short, allow_hyphen_values = true)]

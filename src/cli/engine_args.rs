@@ -16,9 +16,8 @@ use super::model;
 /// Model, device and sizes.
 #[derive(Debug, Args)]
 pub struct EngineArgs {
-    /// Where `demo` and relative names are looked up.
-    #[arg(long, default_value = "models", value_name = "DIR")]
-    pub download_dir: PathBuf,
+    #[command(flatten)]
+    pub source: model::Source,
     /// Where to run: auto, wgpu, wgpu:N, wgpu:NAME, cpu, reference (`kittiwake devices` lists them).
     #[arg(long, default_value = "auto")]
     pub device: String,
@@ -52,9 +51,6 @@ pub struct EngineArgs {
     /// Quantisation of the weights: read from the checkpoint.
     #[arg(long, short = 'q', value_parser = ["auto", "gguf"])]
     pub quantization: Option<String>,
-    /// Model revision: only local files are loaded, so that only the default is known.
-    #[arg(long, value_parser = ["main"])]
-    pub revision: Option<String>,
     /// Longest context in tokens, prompt and output; `auto` or -1: the model's, or what fits. `32k` is accepted.
     #[arg(long, default_value = "auto")]
     pub max_model_len: MaxModelLen,
@@ -85,7 +81,7 @@ pub struct EngineArgs {
     /// Tokens per KV block.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub block_size: u32,
-    /// Type of cached K and V: auto (f16), f16, f32.
+    /// Type of cached K and V; auto is f16. fp8 is e4m3 without scales; int8 has a scale per token and head.
     #[arg(long, default_value = "auto")]
     pub kv_cache_dtype: KvCacheDtype,
     /// Memory for the KV cache: bytes, or with a suffix (512M, 4G) [default: what all sequences need, at most 25 % of free memory, on wgpu 1 GiB].
@@ -140,7 +136,7 @@ impl EngineArgs {
                 self.max_num_seqs
             );
         }
-        let path = model::locate(model, &self.download_dir)?;
+        let path = self.source.locate(model)?;
         let is_gguf = path.is_file();
         match self.load_format {
             LoadFormat::Gguf if !is_gguf => bail!("--load-format gguf: {} is not a file", path.display()),
@@ -245,16 +241,32 @@ pub enum KvCacheDtype {
     /// f16.
     Auto,
     /// 16-bit float.
+    #[value(alias = "float16")]
     F16,
+    /// bfloat16.
+    #[value(alias = "bfloat16")]
+    Bf16,
     /// 32-bit float.
+    #[value(alias = "float32")]
     F32,
+    /// fp8_e4m3.
+    Fp8,
+    /// 8-bit float of 4 bits of exponent and 3 of fraction, without a scale: beyond ±448 values are cut off.
+    #[value(name = "fp8_e4m3")]
+    Fp8E4m3,
+    /// 8-bit integer with one 32-bit scale per token and head.
+    #[value(name = "int8_per_token_head", alias = "int8")]
+    Int8PerTokenHead,
 }
 
 impl From<KvCacheDtype> for KvDtype {
     fn from(dtype: KvCacheDtype) -> Self {
         match dtype {
             KvCacheDtype::Auto | KvCacheDtype::F16 => Self::F16,
+            KvCacheDtype::Bf16 => Self::Bf16,
             KvCacheDtype::F32 => Self::F32,
+            KvCacheDtype::Fp8 | KvCacheDtype::Fp8E4m3 => Self::Fp8E4m3,
+            KvCacheDtype::Int8PerTokenHead => Self::Int8PerTokenHead,
         }
     }
 }

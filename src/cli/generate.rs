@@ -15,7 +15,7 @@ use super::sampling_args::SamplingArgs;
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
-    /// A directory, a .gguf file, or `demo`.
+    /// A directory, a .gguf file, `demo`, or `org/name[@revision][:file-or-quant]` of the hub.
     model: String,
     /// Text to continue, as it is (no chat template).
     #[arg(long, allow_hyphen_values = true, conflicts_with = "prompt_ids", required_unless_present = "prompt_ids")]

@@ -10,12 +10,17 @@ mod bench;
 mod chat;
 mod devices;
 mod engine_args;
+mod eval;
 mod generate;
+#[cfg(feature = "hub")]
+mod hub_args;
 #[cfg(feature = "wgpu")]
 mod kernel;
 #[cfg(feature = "wgpu")]
 mod kernel_files;
 mod model;
+#[cfg(feature = "hub")]
+mod pull;
 mod sampling_args;
 mod serve;
 
@@ -59,6 +64,11 @@ enum Command {
     Generate(Box<generate::GenerateArgs>),
     /// Measure prefill and decode speed.
     Bench(Box<bench::BenchArgs>),
+    /// Fetch a model from the hub into its cache and print where it is.
+    #[cfg(feature = "hub")]
+    Pull(pull::PullArgs),
+    /// Measure the perplexity of a text, alone or against another model.
+    Eval(Box<eval::EvalArgs>),
     /// List the devices that models can run on.
     Devices(devices::DevicesArgs),
     /// Write, check, measure and translate WGSL kernels.
@@ -71,11 +81,12 @@ enum Command {
 /// # Errors
 /// Whatever the subcommand says; usage errors exit with code 2 at once, as clap does.
 pub fn run(arguments: impl Iterator<Item = OsString>, environment: args::Environment) -> anyhow::Result<()> {
+    let mut found = Vec::new();
     #[cfg(feature = "wgpu")]
-    let found = kernel_files::default_dir(environment).map(|dir| (kernel_files::DIR_FLAG, dir));
-    #[cfg(not(feature = "wgpu"))]
-    let found = None;
-    let cli = match args::parse::<Cli>(arguments, environment, found.as_slice()) {
+    found.extend(kernel_files::default_dir(environment).map(|dir| (kernel_files::DIR_FLAG, dir)));
+    #[cfg(feature = "hub")]
+    found.extend(hub_args::found(environment));
+    let cli = match args::parse::<Cli>(arguments, environment, &found) {
         Ok(cli) => cli,
         Err(args::ArgsError::Usage(error)) => error.exit(),
         Err(args::ArgsError::Layer(error)) => return Err(error),
@@ -86,6 +97,9 @@ pub fn run(arguments: impl Iterator<Item = OsString>, environment: args::Environ
         Command::Chat(args) => chat::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
+        #[cfg(feature = "hub")]
+        Command::Pull(args) => pull::run(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::Devices(args) => devices::run(&args),
         #[cfg(feature = "wgpu")]
         Command::Kernel(args) => kernel::run(&args),

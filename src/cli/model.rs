@@ -1,43 +1,103 @@
 //! From the MODEL argument to a file or directory, and to a loaded model.
 //!
-//! Invariant: only local files are opened; `demo` names the model that `examples/quickstart.sh` fetches.
+//! Invariant: a path that exists wins, then a name inside the download directory, then a name of the hub; `demo` names the model
+//! that `examples/quickstart.sh` fetches.
 
 use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{anyhow, bail};
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+#[cfg(feature = "hub")]
+use kittiwake::hub::HubName;
 use kittiwake::{Loaded, Options, Progress};
+
+#[cfg(feature = "hub")]
+use super::hub_args::HubArgs;
 
 const DEMO_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// Finds MODEL: a path, a name inside the download directory, or `demo`.
-///
-/// # Errors
-/// Nothing is there; the message says where it was looked for and what to run.
-pub fn locate(model: &str, download_dir: &Path) -> anyhow::Result<PathBuf> {
-    if model == "demo" {
-        let path = download_dir.join(DEMO_FILE);
-        if !path.is_file() {
-            bail!(
-                "the demo model is not at {}; run examples/quickstart.sh once, or point --download-dir at it",
-                path.display()
-            );
+/// Where models are looked for.
+#[derive(Debug, Args)]
+pub struct Source {
+    /// Where `demo` and relative names are looked up.
+    #[arg(long, default_value = "models", value_name = "DIR")]
+    download_dir: PathBuf,
+    /// Branch, tag or commit of a model of the hub [default: main].
+    #[arg(long)]
+    revision: Option<String>,
+    #[cfg(feature = "hub")]
+    #[command(flatten)]
+    hub: HubArgs,
+}
+
+impl Source {
+    /// Finds MODEL: a path, a name inside the download directory, `demo`, or `org/name[@revision][:file-or-quant]` of the hub, which
+    /// is fetched where it is not cached.
+    ///
+    /// # Errors
+    /// Nothing is there; the message says where it was looked for and what to run.
+    pub fn locate(&self, model: &str) -> anyhow::Result<PathBuf> {
+        if model == "demo" {
+            let path = self.download_dir.join(DEMO_FILE);
+            if !path.is_file() {
+                bail!(
+                    "the demo model is not at {}; run examples/quickstart.sh once, or point --download-dir at it",
+                    path.display()
+                );
+            }
+            return self.local(path);
         }
-        return Ok(path);
+        let (direct, inside) = (PathBuf::from(model), self.download_dir.join(model));
+        if let Some(path) = [&direct, &inside].into_iter().find(|path| path.exists()) {
+            return self.local(path.clone());
+        }
+        #[cfg(feature = "hub")]
+        if let Some(name) = HubName::parse(model) {
+            return self.fetch(name);
+        }
+        bail!(
+            "no model at {} or {} (MODEL is a directory, a .gguf file, `demo`, which examples/quickstart.sh fetches, or \
+             org/name[@revision][:file-or-quant] of the hub)",
+            direct.display(),
+            inside.display()
+        )
     }
-    let (direct, inside) = (PathBuf::from(model), download_dir.join(model));
-    for path in [&direct, &inside] {
-        if path.exists() {
-            return Ok(path.clone());
+
+    /// # Errors
+    /// A revision is asked for of what has none.
+    fn local(&self, path: PathBuf) -> anyhow::Result<PathBuf> {
+        match self.revision.as_deref() {
+            None | Some("main") => Ok(path),
+            Some(revision) => {
+                bail!("--revision {revision}: {} is a local path, which has no revisions", path.display())
+            }
         }
     }
-    bail!(
-        "no model at {} or {} (MODEL is a directory, a .gguf file, or `demo`, \
-         which examples/quickstart.sh fetches)",
-        direct.display(),
-        inside.display()
-    )
+
+    /// Fetches a model of the hub, with a progress bar on a terminal.
+    ///
+    /// # Errors
+    /// What `Hub::fetch` says.
+    #[cfg(feature = "hub")]
+    pub fn fetch(&self, mut name: HubName) -> anyhow::Result<PathBuf> {
+        if let Some(revision) = &self.revision {
+            if name.revision != "main" && name.revision != *revision {
+                bail!("--revision {revision}: {name} names another one");
+            }
+            name.revision.clone_from(revision);
+        }
+        let style =
+            ProgressStyle::with_template("{msg} {bar:40} {bytes}/{total_bytes} {eta}").expect("a valid template");
+        let bar = ProgressBar::new(0).with_style(style); // draws on a terminal only
+        let path = self.hub.hub()?.fetch(&name, &mut |file, done_bytes, total_bytes| {
+            bar.set_message(file.to_owned());
+            show(&bar, done_bytes, total_bytes);
+        });
+        bar.finish_and_clear();
+        Ok(path?)
+    }
 }
 
 /// The name that `/v1/models` shows when no `--served-model-name` is given.

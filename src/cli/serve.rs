@@ -11,7 +11,7 @@ use super::model;
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// A directory, a .gguf file, or `demo`.
+    /// A directory, a .gguf file, `demo`, or `org/name[@revision][:file-or-quant]` of the hub.
     model: String,
     #[command(flatten)]
     engine: EngineArgs,
@@ -116,7 +116,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     );
     let model = ServedModel {
         root: options.model.display().to_string(),
-        cache_labels: vec![("cache_dtype".into(), format!("{:?}", options.kv_cache_dtype).to_lowercase())],
+        cache_labels: vec![("cache_dtype".into(), options.kv_cache_dtype.to_string())],
         replaced_kernels: loaded.replaced_kernels.clone(),
     };
     server::run(config, loaded.engine.clone(), loaded.text.clone(), model).context("serving")

@@ -162,7 +162,7 @@ fn a_flag_that_is_not_served_yet_is_refused_not_ignored() {
         ("revision", "=v2"),
         ("scheduling-policy", "=priority"),
         ("logprobs-mode", "=processed_logprobs"),
-        ("kv-cache-dtype", "=fp8"),
+        ("kv-cache-dtype", "=fp8_e5m2"),
     ] {
         refused(flag, value, &format!("--{flag}"));
     }

@@ -5,9 +5,12 @@
 
 mod bench;
 mod chat;
+mod eval;
 mod fetch;
 mod flags;
 mod generate;
+#[cfg(feature = "hub")]
+mod hub;
 #[cfg(feature = "wgpu")]
 mod kernel;
 mod models;
@@ -32,9 +35,12 @@ fn command() -> Command {
 fn isolated(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KITTIWAKE_")) {
+    let is_ours = |name: &str| ["KITTIWAKE_", "HF_"].iter().any(|prefix| name.starts_with(prefix));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_ours(&name.to_string_lossy())) {
         command.env_remove(name);
     }
+    // Tests have no network.
+    command.env("HF_HUB_OFFLINE", "1");
     // Nor does it find, or leave, anything in that user's folders.
     command.env("KITTIWAKE_KERNEL_CACHE_DIR", "none");
     command

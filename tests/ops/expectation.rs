@@ -1,9 +1,11 @@
 //! The formulas of the ops in f64 over whole rows, without the reference's code: no pages, no panels, no order of sums.
 //!
-//! Invariant: nothing here is shared with a backend but the rounding of a cached value to its type. Used by `ops.rs`.
+//! Invariant: nothing here is shared with a backend. Attention's is in `cache`. Used by `ops.rs`.
 
-use runtime::backend::cases::{AttentionCase, Case, CaseOp, build_case};
-use runtime::program::{Activation, KvDtype, Op};
+use runtime::backend::cases::{Case, CaseOp, build_case};
+use runtime::program::{Activation, Op};
+
+use super::cache::attention_f64;
 
 /// The output of a case, or none where nothing here computes it.
 pub fn expectation_f64(case: &Case) -> Option<Vec<f64>> {
@@ -60,56 +62,4 @@ pub fn expectation_f64(case: &Case) -> Option<Vec<f64>> {
         }
         _ => None,
     }
-}
-
-/// The tokens that a row's token at `index` sees without a window, itself last, by their index in the row.
-pub fn path(start: usize, parents: Option<&Vec<Option<u32>>>, index: usize) -> Vec<usize> {
-    let Some(parents) = parents.filter(|parents| !parents.is_empty() && index >= start) else {
-        return (0..=index).collect();
-    };
-    let mut own = vec![index];
-    while let Some(parent) = parents[own[own.len() - 1] - start] {
-        own.push(start + parent as usize);
-    }
-    (0..start).chain(own.into_iter().rev()).collect()
-}
-
-/// Attention without pages: `qkv` holds every row's tokens one after the other.
-fn attention_f64(case: &AttentionCase, qkv: &[f32], sinks: Option<&[f64]>) -> Vec<f64> {
-    let (heads, kv_heads, dim) = (case.heads as usize, case.kv_heads as usize, case.head_dim as usize);
-    let width = (heads + 2 * kv_heads) * dim;
-    let round = |v: f32| match case.dtype {
-        KvDtype::F32 => f64::from(v),
-        KvDtype::F16 => f64::from(half::f16::from_f32(v).to_f32()),
-    };
-    let scale = f64::from(6.0 / (case.head_dim as f32).sqrt());
-    let (mut out, mut first) = (Vec::new(), 0);
-    for (row, &(start, length)) in case.rows.iter().enumerate() {
-        let tokens: Vec<&[f32]> =
-            (0..(start + length) as usize).map(|p| &qkv[(first + p) * width..][..width]).collect();
-        first += tokens.len();
-        for index in start as usize..tokens.len() {
-            let path = path(start as usize, case.trees.get(row), index);
-            let unseen = case.window.map_or(0, |window| path.len().saturating_sub(window as usize));
-            let seen: Vec<&[f32]> = path[unseen..].iter().map(|&other| tokens[other]).collect();
-            for head in 0..heads {
-                let (k_at, v_at) = (heads + head / (heads / kv_heads), heads + kv_heads + head / (heads / kv_heads));
-                let q = &tokens[index][head * dim..][..dim];
-                let score = |token: &&[f32]| {
-                    let k = &token[k_at * dim..][..dim];
-                    let score = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * round(k)).sum::<f64>() * scale;
-                    case.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
-                };
-                let scores: Vec<f64> = seen.iter().map(score).collect();
-                let sink = sinks.map(|sinks| sinks[head]);
-                let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
-                let sum: f64 = scores.iter().copied().chain(sink).map(|s| (s - max).exp()).sum();
-                out.extend((0..dim).map(|i| {
-                    let values = seen.iter().map(|t| round(t[v_at * dim + i]));
-                    scores.iter().zip(values).map(|(s, v)| (s - max).exp() / sum * v).sum::<f64>()
-                }));
-            }
-        }
-    }
-    out
 }

@@ -3,6 +3,7 @@
 //! Invariant: after `alloc_state` and `compile` nothing is allocated on the device; what changes from step to step is in
 //! `StepInputs`, uploaded once. `runner` is the only caller.
 
+mod cached;
 pub mod cases;
 pub mod cpu;
 pub mod inputs;

@@ -208,7 +208,7 @@ impl Decoder<'_> {
             }
         }
         let plane = Plane { heads: kv_heads, dim: head_dim, dtype: self.options.kv_dtype };
-        self.builder.program.states.push(StateSpec::Paged { planes: vec![plane, plane] });
+        self.builder.program.states.push(StateSpec::kv(plane));
         let state = Layer(i);
         self.builder.push(match layer.rope {
             Some(rope) => {

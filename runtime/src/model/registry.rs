@@ -27,7 +27,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
         load: llama::load,
     },
     Architecture {
-        title: "Mistral, Ministral 3",
+        title: "Mistral (its GGUF files say `llama`), Ministral 3",
         hf: &["MistralForCausalLM", "Ministral3ForCausalLM"],
         gguf: &["mistral3"],
         load: mistral::load,

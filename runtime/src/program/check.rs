@@ -187,16 +187,16 @@ impl Checker<'_> {
                 Ok(())
             }
             Op::StoreKv { k, v, layer } => {
-                let [key, value] = self.planes(*layer)?;
-                self.heads(*k, key.dim)?;
-                self.heads(*v, value.dim)?;
-                self.equal("k", "width of the plane", u64::from(key.heads) * u64::from(key.dim), k.width)?;
-                self.equal("v", "width of the plane", u64::from(value.heads) * u64::from(value.dim), v.width)
+                let plane = self.plane(*layer)?;
+                for (name, view) in [("k", k), ("v", v)] {
+                    self.heads(*view, plane.dim)?;
+                    self.equal(name, "width of the plane", u64::from(plane.heads) * u64::from(plane.dim), view.width)?;
+                }
+                Ok(())
             }
             Op::Attention { q, layer, heads, head_dim, window, soft_cap, sinks, out, .. } => {
-                let [key, value] = self.planes(*layer)?;
+                let key = self.plane(*layer)?;
                 self.equal("q", "head_dim of the plane", key.dim, *head_dim)?;
-                self.equal("v", "head_dim and heads of k", format!("{value:?}"), format!("{key:?}"))?;
                 let num_heads = self.heads(*q, *head_dim)?;
                 self.equal("q", "heads", *heads, num_heads)?;
                 if key.heads == 0 || !heads.is_multiple_of(key.heads) {
@@ -338,12 +338,12 @@ impl Checker<'_> {
         Ok(view.width / head_dim)
     }
 
-    fn planes(&self, layer: Layer) -> Result<[Plane; 2], LoadError> {
+    /// The plane that K and V of a layer have in common.
+    fn plane(&self, layer: Layer) -> Result<Plane, LoadError> {
         let state = self.program.states.get(layer.index());
-        match state {
-            Some(StateSpec::Paged { planes }) if planes.len() == 2 => Ok([planes[0], planes[1]]),
-            _ => Err(self.error(&format!("state {layer}"), "two planes", format!("{state:?}"))),
-        }
+        state
+            .and_then(StateSpec::kv_plane)
+            .ok_or_else(|| self.error(&format!("state {layer}"), "equal planes of K and V", format!("{state:?}")))
     }
 }
 

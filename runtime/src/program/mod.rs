@@ -10,9 +10,11 @@ mod dump;
 pub mod memory;
 mod op;
 pub mod segment;
+mod state;
 
 pub use access::{Access, AccessKind};
 pub use op::{Activation, FusedNorm, Launch, LinearEnd, LinearPart, Op, RopePairing, Rotary, Router, RouterScore};
+pub use state::{KvDtype, Plane, StateSpec};
 
 use serde::Serialize;
 
@@ -56,58 +58,6 @@ pub struct WeightInfo {
     pub name: String,
     /// `[out_features, in_features]`, `[vocab, hidden]`, or `[n]` for vectors.
     pub shape: Vec<u32>,
-}
-
-/// Numeric type of a KV plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-pub enum KvDtype {
-    /// 32-bit float.
-    F32,
-    /// 16-bit float; K and V are rounded to it before attention reads them, the own chunk included.
-    F16,
-}
-
-impl KvDtype {
-    /// Bytes of one element.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-        }
-    }
-}
-
-/// One buffer of a layer's paged state: `[blocks, heads, block_size, dim]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Plane {
-    /// KV heads.
-    pub heads: u32,
-    /// Elements per head.
-    pub dim: u32,
-    /// Element type.
-    pub dtype: KvDtype,
-}
-
-/// What a layer keeps between steps.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub enum StateSpec {
-    /// Paged planes, all named by the same `BlockId`: plane 0 is K, plane 1 is V.
-    Paged {
-        /// The buffers.
-        planes: Vec<Plane>,
-    },
-}
-
-impl StateSpec {
-    /// Bytes of one block of `block_size` tokens over all planes.
-    pub fn block_bytes(&self, block_size: u32) -> u64 {
-        match self {
-            Self::Paged { planes } => planes
-                .iter()
-                .map(|p| u64::from(p.heads) * u64::from(p.dim) * u64::from(block_size) * p.dtype.bytes() as u64)
-                .sum(),
-        }
-    }
 }
 
 /// A forward pass: ops in order over slots, weights and per-layer state.

@@ -4,7 +4,7 @@
 //! Pure; called by `check`, `reload`, the start-up self-test and the command line.
 
 use runtime::backend::cases::{AttentionCase, Case, CaseOp, FusedCase, FusedEnd, all_cases};
-use runtime::program::{KvDtype, RopePairing, RouterScore};
+use runtime::program::{RopePairing, RouterScore};
 
 use super::CustomKernel;
 use crate::layout::fragment_of;
@@ -67,7 +67,7 @@ pub(crate) fn may_take(kernel: &CustomKernel, op: &CaseOp) -> bool {
         ("GATED", CaseOp::FusedLinear(case)) => (value == "true") == matches!(case.end, FusedEnd::Gate(_)),
         ("ADD", CaseOp::FusedLinear(case)) => (value == "true") == (case.end == FusedEnd::Add),
         ("HEAD_DIM", CaseOp::Attention(case)) => case.head_dim.to_string() == value,
-        ("KV", CaseOp::Attention(case)) => (value == "f16") == (case.dtype == KvDtype::F16),
+        ("KV", CaseOp::Attention(case)) => case.dtype.name() == value,
         ("WINDOW", CaseOp::Attention(case)) => (value == "true") == case.window.is_some(),
         ("SOFT_CAP", CaseOp::Attention(case)) => (value == "true") == case.soft_cap.is_some(),
         ("SINKS", CaseOp::Attention(case)) => (value == "true") == case.sinks,

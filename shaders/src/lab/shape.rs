@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use runtime::backend::cases::{AttentionCase, Case, CaseOp, MoeCase, PartCase, SampleCase, Tolerance, TurnCase};
-use runtime::program::{Activation, KvDtype, RopePairing, Router, RouterScore};
+use runtime::program::{Activation, KvDtype, Plane, RopePairing, Router, RouterScore, StateSpec};
 use runtime::sample::MAX_TOP;
 use runtime::weights::WeightFormat;
 
@@ -234,15 +234,19 @@ impl Sizes<'_> {
         Ok((CaseOp::Linear { in_features, parts, tokens }, bytes, 2 * weights * u64::from(tokens)))
     }
 
+    fn cache(&self) -> Result<KvDtype, String> {
+        let text = self.0["cache"].as_str();
+        KvDtype::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| {
+            let names = KvDtype::ALL.map(KvDtype::name).join(", ");
+            format!("cache={text}: expected one of {names}")
+        })
+    }
+
     fn attention(&self, kernel: &str) -> Result<(CaseOp, u64, u64), String> {
         let (heads, kv_heads, head_dim) = (self.number("heads")?, self.number("kv_heads")?, self.quads("head_dim")?);
         let (context, tokens, rows) = (self.number("context")?, self.number("tokens")?, self.number("rows")?);
         let block_size = self.number("block_size")?;
-        let (dtype, element_bytes) = match self.0["cache"].as_str() {
-            "f16" => (KvDtype::F16, 2),
-            "f32" => (KvDtype::F32, 4),
-            other => return Err(format!("cache={other}: expected f16 or f32")),
-        };
+        let dtype = self.cache()?;
         if !heads.is_multiple_of(kv_heads) {
             return Err(format!("heads={heads}: expected a multiple of kv_heads={kv_heads}"));
         }
@@ -264,8 +268,10 @@ impl Sizes<'_> {
         let (heads, kv_heads, dim) = (u64::from(heads), u64::from(kv_heads), u64::from(head_dim));
         let (context, tokens, rows) = (u64::from(context), u64::from(tokens), u64::from(rows));
         let all_tokens = tokens * rows;
-        let cached = 2 * rows * context.min(window + tokens - 1) * kv_heads * dim * element_bytes;
-        let stored = 2 * all_tokens * kv_heads * dim * (4 + element_bytes);
+        // Of K and V of one token, with their scales.
+        let token_bytes = StateSpec::kv(Plane { heads: case.kv_heads, dim: head_dim, dtype }).block_bytes(1);
+        let cached = rows * context.min(window + tokens - 1) * token_bytes;
+        let stored = all_tokens * (8 * kv_heads * dim + token_bytes);
         let (bytes, flops) = match kernel {
             "store_kv" => (stored, 0),
             "rope_store_kv" => (stored + 8 * all_tokens * heads * dim, 3 * all_tokens * (heads + kv_heads) * dim),

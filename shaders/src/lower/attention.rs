@@ -5,11 +5,12 @@
 
 use runtime::error::DeviceError;
 use runtime::ids::{Layer, Slot, WeightId};
-use runtime::program::{KvDtype, Op, RopePairing, RowDim, View};
+use runtime::program::{Op, Plane, RopePairing, RowDim, StateSpec, View};
 
 use super::Lowering;
 use super::memory::{split_len, walk_splits, whole, window_splits};
 use crate::compose::Settings;
+use crate::device::Range;
 use crate::replay::{Grid, When};
 use crate::state::PlaneState;
 use crate::table;
@@ -35,11 +36,22 @@ struct Shape {
     parts: u32,
 }
 
+/// The planes of a layer.
+struct Planes<'a> {
+    /// What K and V have in common.
+    spec: Plane,
+    keys: Range<'a>,
+    values: Range<'a>,
+    /// Of types that have scales; else what kernels do not touch.
+    key_scales: Range<'a>,
+    value_scales: Range<'a>,
+}
+
 impl<'a> Lowering<'a, '_> {
     pub(super) fn store_kv(&mut self, k: View, v: View, layer: Layer) -> Result<(), DeviceError> {
         let (memory, state) = (self.target.memory, self.target.state);
-        let (keys, values) = self.planes(layer)?;
-        let plane = keys.spec;
+        let planes = self.planes(layer)?;
+        let plane = planes.spec;
         let params = table::store_kv::Params {
             k_stride_quads: self.quads("width", self.width(k.slot))?,
             k_offset_quads: self.quads("column", k.offset)?,
@@ -53,11 +65,13 @@ impl<'a> Lowering<'a, '_> {
             k: memory.slot(k.slot),
             v: memory.slot(v.slot),
             slots: memory.input(self.target.layout.slot_map()),
-            keys: keys.range(),
-            values: values.range(),
+            keys: planes.keys,
+            values: planes.values,
+            key_scales: planes.key_scales,
+            value_scales: planes.value_scales,
         };
-        let (settings, grid) = self.flat("store_kv", plane.heads * params.head_quads);
-        let settings = settings.with("KV", kv_fragment(plane.dtype));
+        let (settings, grid) = self.flat_heads("store_kv", plane, (plane.heads, params.head_quads))?;
+        let settings = settings.with("KV", plane.dtype.name());
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
     }
@@ -73,8 +87,8 @@ impl<'a> Lowering<'a, '_> {
         }
         self.check_positions()?;
         let (memory, layout) = (self.target.memory, self.target.layout);
-        let (keys, values) = self.planes(layer)?;
-        let plane = keys.spec;
+        let planes = self.planes(layer)?;
+        let plane = planes.spec;
         let params = table::rope_store_kv::Params {
             stride_quads: self.quads("width", self.width(x.slot))?,
             offset_quads: self.quads("column", x.offset)?,
@@ -91,43 +105,80 @@ impl<'a> Lowering<'a, '_> {
             inv_freq: self.target.weights.vector_of(rotary.inv_freq)?,
             positions: memory.input(layout.positions()),
             slots: memory.input(layout.slot_map()),
-            keys: keys.range(),
-            values: values.range(),
+            keys: planes.keys,
+            values: planes.values,
+            key_scales: planes.key_scales,
+            value_scales: planes.value_scales,
         };
-        let (settings, grid) = self.flat("rope_store_kv", (x.width / head_dim + plane.heads) * half_quads);
+        let heads = x.width / head_dim + plane.heads;
+        let (settings, grid) = self.flat_heads("rope_store_kv", plane, (heads, half_quads))?;
         let is_interleaved = rotary.pairing == RopePairing::Interleaved;
-        let settings = settings.with("KV", kv_fragment(plane.dtype)).with("INTERLEAVED", is_interleaved);
+        let settings = settings.with("KV", plane.dtype.name()).with("INTERLEAVED", is_interleaved);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
     }
 
-    /// The K and V planes of a layer.
-    fn planes(&self, layer: Layer) -> Result<(&'a PlaneState, &'a PlaneState), DeviceError> {
-        match self.target.state.layers.get(layer.index()).map(Vec::as_slice) {
-            Some([keys, values]) if keys.spec == values.spec => Ok((keys, values)),
-            _ => Err(DeviceError::Failed(format!("{}: layer {layer} has no pair of equal planes", self.what))),
+    /// As `flat`, for heads of `head_lanes` lanes each. Where elements have scales, a workgroup holds whole heads: their lanes
+    /// look for the largest element together.
+    ///
+    /// # Errors
+    /// A head has more lanes than a workgroup, or a user's kernel fixes a number that cuts heads.
+    fn flat_heads(
+        &self,
+        kernel: &str,
+        plane: Plane,
+        (heads, head_lanes): (u32, u32),
+    ) -> Result<(Settings, Grid), DeviceError> {
+        if !plane.dtype.is_scaled() {
+            return Ok(self.flat(kernel, heads * head_lanes));
         }
+        let tuned = self.tuning(kernel).flat_lanes.max(1).next_multiple_of(head_lanes);
+        let most = self.target.gpu.limits.max_compute_invocations_per_workgroup;
+        let tuned = if tuned > most { head_lanes } else { tuned };
+        let lanes = self.shape(kernel, "LANES", tuned);
+        if lanes > most || !lanes.is_multiple_of(head_lanes) {
+            return Err(DeviceError::Failed(format!(
+                "{}: {kernel} has LANES={lanes}, expected a multiple of {head_lanes}, the lanes of a head, up to {most}",
+                self.what
+            )));
+        }
+        Ok((Settings::new().with("LANES", lanes), Grid::PerRow { x: (heads * head_lanes).div_ceil(lanes) }))
+    }
+
+    fn planes(&self, layer: Layer) -> Result<Planes<'a>, DeviceError> {
+        let (state, memory) = (self.target.state, self.target.memory);
+        let planes = state.layers.get(layer.index()).map_or(&[][..], Vec::as_slice);
+        let specs = StateSpec::Paged { planes: planes.iter().map(|plane| plane.spec).collect() };
+        let Some(spec) = specs.kv_plane() else {
+            return Err(DeviceError::Failed(format!("{}: layer {layer} has {specs:?}", self.what)));
+        };
+        let scales = |at: usize| planes.get(2 + at).map_or(memory.unused(at), PlaneState::range);
+        let [keys, values] = [planes[0].range(), planes[1].range()];
+        Ok(Planes { spec, keys, values, key_scales: scales(0), value_scales: scales(1) })
     }
 
     pub(super) fn attention(&mut self, op: &AttentionOp) -> Result<(), DeviceError> {
         let (memory, tuning) = (self.target.memory, self.tuning("attention"));
-        let (keys, values) = self.planes(op.layer)?;
+        let planes = self.planes(op.layer)?;
+        let kv_heads = planes.spec.heads;
         let split = split_len(self.target.gpu, tuning, self.target.context);
         let max_splits = window_splits(op.window, split);
         let sinks = op.sinks.map(|sinks| self.target.weights.vector_of(sinks)).transpose()?;
-        let sinks = sinks.unwrap_or(whole(&memory.unused));
-        let params = self.attention_params(op, keys.spec.heads, max_splits)?;
+        let sinks = sinks.unwrap_or(memory.unused(0));
+        let params = self.attention_params(op, kv_heads, max_splits)?;
         let bindings = |out| table::attention::Bindings {
             q: memory.slot(op.q.slot),
-            keys: keys.range(),
-            values: values.range(),
+            keys: planes.keys,
+            values: planes.values,
+            key_scales: planes.key_scales,
+            value_scales: planes.value_scales,
             step: whole(&memory.inputs),
             sinks,
             out,
         };
-        let Shape { lane_heads, items, parts } = self.attention_shape(tuning.attention, op, keys.spec.heads);
+        let Shape { lane_heads, items, parts } = self.attention_shape(tuning.attention, op, kv_heads);
         let settings = Settings::new()
-            .with("KV", kv_fragment(keys.spec.dtype))
+            .with("KV", planes.spec.dtype.name())
             .with("HEAD_DIM", op.head_dim)
             .with("HEADS", lane_heads)
             .with("SPLIT", split)
@@ -218,12 +269,5 @@ impl<'a> Lowering<'a, '_> {
             parts /= 2;
         }
         parts
-    }
-}
-
-fn kv_fragment(dtype: KvDtype) -> &'static str {
-    match dtype {
-        KvDtype::F32 => "f32",
-        KvDtype::F16 => "f16",
     }
 }

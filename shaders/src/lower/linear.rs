@@ -8,7 +8,7 @@ use runtime::ids::Slot;
 use runtime::program::{FusedNorm, LinearEnd, LinearPart};
 
 use super::Lowering;
-use super::memory::{PAD_ROWS, whole};
+use super::memory::PAD_ROWS;
 use super::rows::activation_setting;
 use crate::compose::Settings;
 use crate::device::Range;
@@ -147,8 +147,8 @@ impl<'a> Lowering<'a, '_> {
                 x: memory.slot(x),
                 codes: weights.range(rows.piece.codes),
                 side: weights.range(rows.piece.side),
-                bias: rows.bias.map_or(whole(&memory.unused), |bias| bias.after(4 * u64::from(rows.piece.first_row))),
-                norm: norm.map_or(Ok(whole(&memory.unused)), |norm| weights.vector_of(norm.weight))?,
+                bias: rows.bias.map_or(memory.unused(0), |bias| bias.after(4 * u64::from(rows.piece.first_row))),
+                norm: norm.map_or(Ok(memory.unused(0)), |norm| weights.vector_of(norm.weight))?,
                 out: memory.slot(linear.out),
             };
             let to = tiles.get(i + 1).map_or(u32::MAX, |next| next.from_tokens - 1);

@@ -17,6 +17,8 @@ use crate::tuning::{DeviceClass, Tuning};
 pub(crate) const PAD_ROWS: u32 = 64;
 /// Elements: ranges of slots start at multiples of 256 bytes.
 const ALIGN_ELEMENTS: usize = 64;
+/// Of one of two ranges that nobody touches.
+const UNUSED_BYTES: u64 = 256;
 /// At most this many splits, so that partial sums of long contexts stay small.
 const MAX_SPLITS: u32 = 64;
 
@@ -34,8 +36,7 @@ pub(crate) struct Memory {
     pub(super) sample_scores: Buffer,
     /// Partial sums of attention.
     pub(super) partials: Buffer,
-    /// Bound where a kernel's variant does not touch a binding.
-    pub(super) unused: Buffer,
+    unused: Buffer,
     /// Bytes of all of them.
     pub(crate) bytes: u64,
 }
@@ -72,7 +73,7 @@ impl Memory {
         let samples = gpu.buffer("samples", sample_bytes, usage)?;
         let sample_bests = gpu.buffer("partial results of sampling", 16 * shares, Usage::STORAGE)?;
         let sample_scores = gpu.buffer("scores of sampling", 4 * shares, Usage::STORAGE)?;
-        let unused = gpu.buffer("unused", 256, Usage::STORAGE)?;
+        let unused = gpu.buffer("unused", 2 * UNUSED_BYTES, Usage::STORAGE)?;
         let all = lanes.iter().chain([&inputs, &flags, &samples, &sample_bests, &sample_scores, &partials]);
         let bytes = all.map(|buffer| buffer.size()).sum();
         Ok(Self { plan, lanes, inputs, flags, samples, sample_bests, sample_scores, partials, unused, bytes })
@@ -81,6 +82,12 @@ impl Memory {
     pub(crate) fn slot(&self, slot: Slot) -> Range<'_> {
         let place = self.plan.slots[slot.index()];
         Range { buffer: &self.lanes[place.lane], offset: 4 * place.offset as u64, size: 4 * place.len as u64 }
+    }
+
+    /// What is bound in the place of a buffer that a kernel's variant does not touch; each of two places has its own, since no
+    /// two bindings of a dispatch may write to the same bytes.
+    pub(super) fn unused(&self, place: usize) -> Range<'_> {
+        Range { buffer: &self.unused, offset: place as u64 * UNUSED_BYTES, size: UNUSED_BYTES }
     }
 
     pub(super) fn input(&self, words: std::ops::Range<usize>) -> Range<'_> {

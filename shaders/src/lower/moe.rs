@@ -8,7 +8,6 @@ use runtime::ids::{Slot, WeightId};
 use runtime::program::{LinearPart, Router, RouterScore, RowDim};
 
 use super::Lowering;
-use super::memory::whole;
 use crate::compose::Settings;
 use crate::layout::{GROUP, PANEL, fragment_of};
 use crate::replay::{Grid, When};
@@ -29,7 +28,7 @@ impl Lowering<'_, '_> {
         let memory = self.target.memory;
         let bindings = table::moe_route::Bindings {
             logits: memory.slot(logits),
-            bias: bias.map_or(Ok(whole(&memory.unused)), |bias| self.target.weights.vector_of(bias))?,
+            bias: bias.map_or(Ok(memory.unused(0)), |bias| self.target.weights.vector_of(bias))?,
             out: memory.slot(out),
         };
         let params = table::moe_route::Params {
@@ -76,7 +75,7 @@ impl Lowering<'_, '_> {
                     route: memory.slot(route),
                     codes: weights.range(piece.codes),
                     side: weights.range(piece.side),
-                    bias: part.bias.map_or(Ok(whole(&memory.unused)), |bias| weights.vector_of(bias))?,
+                    bias: part.bias.map_or(Ok(memory.unused(0)), |bias| weights.vector_of(bias))?,
                     out: memory.slot(out),
                 };
                 let params = table::moe_linear::Params {

@@ -100,6 +100,7 @@ fn is_small(case: &Case) -> bool {
         CaseOp::Attention(attention) => {
             [(9, 64), (2, 256)].contains(&(attention.heads, attention.head_dim))
                 || attention.sinks && attention.window.is_some() && attention.rows == [(0, 300)]
+                || attention.head_dim == 24 && attention.rope.is_some()
         }
         CaseOp::RmsNorm { width, .. } => *width == 64,
         // Every end, with and without a norm.

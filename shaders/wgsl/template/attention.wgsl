@@ -1,7 +1,8 @@
 // out[t, h] = softmax over positions p <= positions[t] of (scale * q[t, h] . k[p, h']) times v[p, h'], h' the KV head of h.
 // With WINDOW the last `window` of them; with SOFT_CAP a score x becomes soft_cap * tanh(x / soft_cap); with SINKS the softmax
 // has one more score per head, sinks[h], without a value. A token of a tree sees the positions of its path (shared/path.wgsl).
-// q [tokens, q_stride], heads at column q_offset; keys, values: planes [blocks, kv_heads, block_size, head_dim]; sinks [heads];
+// q [tokens, q_stride], heads at column q_offset; keys, values: planes [blocks, kv_heads, block_size, head_dim]; key_scales,
+// value_scales: planes [blocks, kv_heads, block_size], touched where elements have scales; sinks [heads];
 // step: the step's inputs, whole; out [tokens, heads, head_dim], or with PARTIAL [tokens, heads, splits, head_dim + 4].
 // A lane owns one query head of one token: all its splits one after the other, or one split with PARTIAL (the kernel
 // attention_combine merges those). One position at a time, the softmax kept up as it goes. f32 sums; tolerance 2e-6 rms.
@@ -40,11 +41,13 @@ struct Params {
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> q: array<vec4f>;
-@group(0) @binding(2) var<storage, read> keys: array<vec2u>;
-@group(0) @binding(3) var<storage, read> values: array<vec2u>;
-@group(0) @binding(4) var<storage, read> step: array<u32>;
-@group(0) @binding(5) var<storage, read> sinks: array<f32>;
-@group(0) @binding(6) var<storage, read_write> out: array<vec4f>;
+@group(0) @binding(2) var<storage, read> keys: Elements;
+@group(0) @binding(3) var<storage, read> values: Elements;
+@group(0) @binding(4) var<storage, read> key_scales: array<f32>;
+@group(0) @binding(5) var<storage, read> value_scales: array<f32>;
+@group(0) @binding(6) var<storage, read> step: array<u32>;
+@group(0) @binding(7) var<storage, read> sinks: array<f32>;
+@group(0) @binding(8) var<storage, read_write> out: array<vec4f>;
 
 // The model decides these. Fix the last three (without `//!set`) and leave out what they stand for, and models that ask for it
 // run the built-in kernel.
@@ -106,12 +109,12 @@ fn main(
         for (var position = max(split * SPLIT, position_first); position < end; position++) {
             let index = cache_index(path, position);
             let block = step[table + index / params.block_size];
-            let entry = ((block * params.kv_heads + kv_head) * params.block_size + index % params.block_size) * QUADS;
+            let entry = (block * params.kv_heads + kv_head) * params.block_size + index % params.block_size;
             var score = 0.0;
             for (var d = 0u; d < QUADS; d++) {
-                score += dot(query[d], load_key(entry + d));
+                score += dot(query[d], load_key(entry * QUADS + d));
             }
-            score *= params.scale;
+            score *= params.scale * key_scale(entry);
             if SOFT_CAP {
                 score = params.soft_cap * tanh_f32(score / params.soft_cap);
             }
@@ -120,8 +123,9 @@ fn main(
             let weight = exp_f32(score - largest);
             m = largest;
             l = fma(l, factor, weight);
+            let value_weight = weight * value_scale(entry);
             for (var d = 0u; d < QUADS; d++) {
-                sums[d] = fma(load_value(entry + d), vec4f(weight), sums[d] * factor);
+                sums[d] = fma(load_value(entry * QUADS + d), vec4f(value_weight), sums[d] * factor);
             }
         }
         let factors = merge_factors(total_m, m);

@@ -3,7 +3,6 @@
 //! Invariant: nothing is measured here; what is in the file of other devices stays, and without a change nothing is written.
 
 use std::io::Write;
-use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
@@ -22,9 +21,8 @@ pub struct TuneArgs {
     /// Measure the sizes of this model: a directory, a .gguf file, or `demo` [default: a layer of 2048].
     #[arg(long)]
     model: Option<String>,
-    /// Where `demo` and relative names are looked up.
-    #[arg(long, default_value = "models", value_name = "DIR")]
-    download_dir: PathBuf,
+    #[command(flatten)]
+    source: model::Source,
     #[command(flatten)]
     device: Where,
     #[command(flatten)]
@@ -59,7 +57,7 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<()> {
     let workload = match &args.model {
         None => Workload::default_shapes(),
         Some(model) => {
-            let path = model::locate(model, &args.download_dir)?;
+            let path = args.source.locate(model)?;
             let model = runtime::model::load(&Checkpoint::open(&path)?, KvDtype::F16)?;
             Workload::of_model(&model.program, &model.weights)
         }

@@ -353,7 +353,7 @@ fn build_attention(mut builder: Builder, case: &AttentionCase) -> BuiltCase {
     let qkv = builder.activations_of("qkv", width, &values);
     let view = |offset, width| View { slot: qkv, offset, width };
     let plane = Plane { heads: case.kv_heads, dim: case.head_dim, dtype: case.dtype };
-    builder.program.states.push(StateSpec::Paged { planes: vec![plane, plane] });
+    builder.program.states.push(StateSpec::kv(plane));
     let (k, v) = (view(q_width, kv_width), view(q_width + kv_width, kv_width));
     let layer = Layer(0);
     let store = match case.rope {

@@ -6,6 +6,7 @@
 //! Used by `tests/ops.rs`, the start-up self-test and the kernel lab.
 
 mod build;
+mod families;
 mod moe;
 mod random;
 mod sample;

@@ -3,10 +3,9 @@
 //! Invariant: every op and every weight format is here, with shapes that fit no tile, and each tolerance says why it is
 //! what it is. Adding an op or a format means adding its rows here.
 
-use super::{
-    AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, MoeCase, PartCase, SampleCase, Tolerance, TurnCase,
-};
-use crate::program::{Activation, KvDtype, RopePairing, Router, RouterScore};
+use super::families::family_cases;
+use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, PartCase, SampleCase, Tolerance, TurnCase};
+use crate::program::{Activation, KvDtype, RopePairing};
 use crate::weights::WeightFormat;
 
 /// Copies and comparisons.
@@ -39,7 +38,7 @@ const QUANTISED: Tolerance = Tolerance {
 };
 
 /// Two products with integer blocks, multiplied.
-const GATED: Tolerance = Tolerance {
+pub(super) const GATED: Tolerance = Tolerance {
     relative_rms: 2e-2,
     relative_max: 1e-1,
     reason: "two factors, each with the error of a product with integer blocks",
@@ -50,6 +49,15 @@ const TURNED: Tolerance = Tolerance {
     relative_rms: 5e-5,
     relative_max: 1e-3,
     reason: "an angle's last bit may send an element of a key to the other side of its rounding, which is 2^-11 of it in f16",
+};
+
+/// As `TURNED`, for types of so few bits that a flip is rarer and moves more: up to 2^-4 of an element in fp8, 1/127 of the
+/// largest one in int8, whose scale an angle's last bit moves too.
+const TURNED_COARSE: Tolerance = Tolerance {
+    relative_rms: 5e-4,
+    relative_max: 2e-2,
+    reason: "an angle's last bit may send an element of a key to the other side of its rounding, which is 2^-8 of it in bf16 and \
+             2^-4 of it in fp8",
 };
 
 /// Attention of heads so wide that a score's error counts.
@@ -72,7 +80,7 @@ pub fn all_cases() -> Vec<Case> {
     // Last, so that the seeds of the others stay as they are.
     later_format_cases(&mut cases);
     family_cases(&mut cases);
-    for (width, tokens) in [(20, 5), (40, 3), (1536, 33)] {
+    for (width, tokens) in [(20, 5), (40, 3), (1536, 33), (32, 1), (576, 9)] {
         push(&mut cases, EXACT, CaseOp::GatherColumns { width, tokens });
     }
     cases
@@ -84,7 +92,7 @@ fn formats() -> (Vec<WeightFormat>, Vec<WeightFormat>) {
     WeightFormat::all().partition(|&format| (format as usize) < WeightFormat::Q2K as usize)
 }
 
-fn push(cases: &mut Vec<Case>, tolerance: Tolerance, op: CaseOp) {
+pub(super) fn push(cases: &mut Vec<Case>, tolerance: Tolerance, op: CaseOp) {
     let seed = cases.len() as u64 + 1;
     cases.push(Case { op, tolerance, seed });
 }
@@ -242,6 +250,7 @@ fn later_format_cases(cases: &mut Vec<Case>) {
 pub fn attention_tolerance(case: &AttentionCase) -> Tolerance {
     match case.head_dim {
         _ if case.rope.is_some() && case.dtype == KvDtype::F16 => TURNED,
+        _ if case.rope.is_some() && case.dtype != KvDtype::F32 => TURNED_COARSE,
         256.. => WIDE_HEADS,
         _ => FLOAT,
     }
@@ -289,6 +298,9 @@ fn attention_cases(cases: &mut Vec<Case>) {
             add(AttentionCase { dtype, moves, rows: vec![(20, 1), (7, 5)], ..base.clone() });
         }
     }
+    for dtype in [KvDtype::Bf16, KvDtype::Fp8E4m3, KvDtype::Int8PerTokenHead] {
+        small_type_cases(&AttentionCase { dtype, ..base.clone() }, &mut add);
+    }
     let base = AttentionCase { heads: 4, kv_heads: 2, head_dim: 32, ..base };
     window_cases(&base, &mut add);
     for cap in [0.5, 5.0, 50.0] {
@@ -307,6 +319,30 @@ fn attention_cases(cases: &mut Vec<Case>) {
         add(AttentionCase { rows: vec![(599, 1), (250, 7), (0, 5)], trees, ..all.clone() });
         add(AttentionCase { heads: 6, head_dim: 20, block_size: 5, rows: vec![(163, 37), (3, 1)], ..all });
     }
+}
+
+/// The types that f32 and f16 do not stand for already: what their loads, stores and scales can get wrong.
+fn small_type_cases(base: &AttentionCase, add: &mut impl FnMut(AttentionCase)) {
+    // Heads and blocks that end within a vector, within a word of a workgroup's lanes, and one head of many lanes.
+    for (heads, kv_heads, head_dim, block_size) in [(9, 3, 64, 16), (7, 1, 20, 20), (4, 1, 80, 3), (2, 2, 256, 16)] {
+        let rows = vec![(0, 5), (270, 3), (33, 1)];
+        add(AttentionCase { heads, kv_heads, head_dim, block_size, rows, ..base.clone() });
+    }
+    for rows in [vec![(599, 1)], vec![(250, 37), (3, 1)], vec![(0, 300)]] {
+        add(AttentionCase { rows, ..base.clone() });
+    }
+    for (heads, kv_heads, head_dim) in [(9, 3, 64), (2, 2, 24), (2, 1, 20)] {
+        for pairing in [RopePairing::Half, RopePairing::Interleaved] {
+            let (rows, rope) = (vec![(0, 5), (300, 3), (33, 1)], Some(TurnCase::whole(pairing, head_dim)));
+            add(AttentionCase { heads, kv_heads, head_dim, rows, rope, ..base.clone() });
+        }
+    }
+    for moves in [BlockMoves::Copy, BlockMoves::ReadWrite] {
+        add(AttentionCase { moves, rows: vec![(20, 1), (7, 5)], ..base.clone() });
+    }
+    let (rows, trees) = (vec![(599, 1), (250, 7), (0, 5)], vec![vec![], heap(2, 7), heap(3, 5)]);
+    let all = AttentionCase { window: Some(100), soft_cap: Some(5.0), sinks: true, ..base.clone() };
+    add(AttentionCase { heads: 4, kv_heads: 2, head_dim: 32, rows, trees, ..all });
 }
 
 /// Windows of one position, within a block, of a split, across splits, and longer than a row.
@@ -345,81 +381,5 @@ fn sample_cases(cases: &mut Vec<Case>) {
         for (temperature, logprobs) in [(0.0, None), (0.0, Some(20)), (0.8, None), (1.3, Some(5)), (0.01, Some(0))] {
             push(cases, FLOAT, CaseOp::Sample(SampleCase { vocab, rows, temperature, logprobs }));
         }
-    }
-}
-
-/// What only some families of models ask for: scaled embeddings, other gates, heads that turn in part, capped logits.
-fn family_cases(cases: &mut Vec<Case>) {
-    for format in [WeightFormat::F32, WeightFormat::Q8_0] {
-        push(cases, FLOAT, CaseOp::Embed { format, width: 96, tokens: 5, scale: 33.941_124 });
-    }
-    for (width, tokens) in [(20, 5), (64, 3), (1536, 33)] {
-        for activation in [Activation::GeluTanh, Activation::ClampedSwiglu] {
-            push(cases, FLOAT, CaseOp::GatedActivation { width, tokens, activation });
-        }
-        push(cases, FLOAT, CaseOp::SoftCap { width, tokens, cap: 30.0 });
-    }
-    for (format, tokens, tolerance) in
-        [(WeightFormat::F32, 1, FLOAT), (WeightFormat::F32, 9, FLOAT), (WeightFormat::Q4_0, 2, GATED)]
-    {
-        let part = PartCase { out_features: 64, format, bias: false };
-        let (parts, end) = (vec![part, part], FusedEnd::Gate(Activation::GeluTanh));
-        push(cases, tolerance, CaseOp::FusedLinear(FusedCase { in_features: 256, parts, norm: true, end, tokens }));
-    }
-    // Gates and ups in one matrix, the gates in whole panels and not.
-    for out_features in [128, 96] {
-        let parts = vec![PartCase { out_features, format: WeightFormat::F32, bias: false }];
-        let end = FusedEnd::Gate(Activation::Silu);
-        push(cases, FLOAT, CaseOp::FusedLinear(FusedCase { in_features: 64, parts, norm: true, end, tokens: 3 }));
-    }
-    for (width, offset, period, start, tokens) in [(20, 4, 3, 0, 7), (64, 0, 16, 8190, 33)] {
-        push(cases, FLOAT, CaseOp::ScaleByPosition { width, offset, period, start, tokens });
-    }
-    moe_cases(cases);
-    for pairing in [RopePairing::Half, RopePairing::Interleaved] {
-        for (heads, head_dim, pairs) in [(3, 32, 12), (2, 96, 4), (5, 20, 3)] {
-            let turn = TurnCase { pairing, pairs, amplitude: 1.25 };
-            push(cases, FLOAT, CaseOp::Rope { heads, head_dim, offset: 4, turn, start: 40, tokens: 5 });
-            let rows = vec![(0, 5), (300, 3), (33, 1)];
-            let base = AttentionCase::causal(heads, heads, head_dim, KvDtype::F32);
-            let case = AttentionCase { rows, rope: Some(turn), ..base };
-            push(cases, attention_tolerance(&case), CaseOp::Attention(case));
-        }
-    }
-}
-
-/// Routers of both scores with and without groups; experts of few rows and of many, that one token chooses and that all do.
-fn moe_cases(cases: &mut Vec<Case>) {
-    let router =
-        Router { top_k: 2, score: RouterScore::Softmax, groups: 1, top_groups: 1, renormalise: true, scale: 1.0 };
-    for (experts, router, bias) in [
-        (4, router, false),
-        (128, Router { top_k: 8, renormalise: false, ..router }, false),
-        (16, Router { top_k: 4, score: RouterScore::Sigmoid, scale: 2.5, ..router }, true),
-        (32, Router { top_k: 6, groups: 8, top_groups: 3, scale: 16.0, renormalise: false, ..router }, false),
-        (64, Router { top_k: 8, score: RouterScore::Sigmoid, groups: 8, top_groups: 4, ..router }, true),
-    ] {
-        for tokens in [1, 9] {
-            push(cases, FLOAT, CaseOp::MoeRoute { experts, router, bias, tokens });
-        }
-    }
-    let base = MoeCase {
-        hidden: 64,
-        intermediate: 96,
-        experts: 4,
-        top_k: 2,
-        format: WeightFormat::F32,
-        activation: Activation::Silu,
-        bias: false,
-        tokens: 1,
-    };
-    for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Q4_0, WeightFormat::Mxfp4] {
-        let tolerance = if format.block_len() == 1 { FLOAT } else { GATED };
-        for tokens in [1, 5, 40] {
-            push(cases, tolerance, CaseOp::Moe(MoeCase { format, tokens, ..base }));
-        }
-        let activation = Activation::ClampedSwiglu;
-        let wide = MoeCase { intermediate: 32, experts: 16, top_k: 5, bias: true, activation, tokens: 7, ..base };
-        push(cases, tolerance, CaseOp::Moe(MoeCase { format, ..wide }));
     }
 }

@@ -6,6 +6,7 @@
 //! allocated per step.
 
 mod attention;
+mod cached;
 mod experts;
 mod isa;
 mod linear;

@@ -4,14 +4,16 @@
 //! run in the lanes' fixed order, so that a row's bits depend on nothing but the row. f32 throughout; against the
 //! reference only the order of sums and `exp` (3e-7) differ. `lower` builds the chains, `step` runs them.
 
-use half::f16;
+use half::{bf16, f16};
 
+use super::cached::Cached;
 use super::linear::{QuantGroup, quantise_row};
 use super::memory::Shared;
-use super::repack::{Float, GROUP, Matrix};
+use super::repack::{GROUP, Matrix};
 use super::simd::{Kernel, LANES, Simd};
 use super::state::LayerState;
 use super::step::Step;
+use crate::backend::cached::{E4m3, Int8Scale};
 use crate::backend::route::route;
 use crate::program::{Activation, KvDtype, RopePairing, Router};
 use crate::sample::{Sample, sample_row};
@@ -308,23 +310,34 @@ fn rope(x: &mut [f32], angles: &[f32], pairing: RopePairing, head_dim: usize) {
 #[inline(always)]
 fn store_kv(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) {
     match layer.dtype {
-        KvDtype::F16 => store_kv_as::<f16>(layer, slot, k, v),
         KvDtype::F32 => store_kv_as::<f32>(layer, slot, k, v),
+        KvDtype::F16 => store_kv_as::<f16>(layer, slot, k, v),
+        KvDtype::Bf16 => store_kv_as::<bf16>(layer, slot, k, v),
+        KvDtype::Fp8E4m3 => store_kv_as::<E4m3>(layer, slot, k, v),
+        KvDtype::Int8PerTokenHead => store_kv_as::<i8>(layer, slot, k, v),
     }
 }
 
 #[inline(always)]
-fn store_kv_as<E: Float>(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) {
+fn store_kv_as<E: Cached>(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) {
     let (block, offset) = (slot / layer.block_size, slot % layer.block_size);
     for (head, (k, v)) in k.chunks_exact(layer.dim).zip(v.chunks_exact(layer.dim)).enumerate() {
         // SAFETY: the slot belongs to this token, and the entries of a slot are its own bytes of the planes; elements
         // that lie between a key's are not touched: the slice is written through a raw pointer below.
         let (keys, values) = unsafe { (layer.head_ptr::<E>(0, block, head), layer.head_ptr::<E>(1, block, head)) };
+        let (mut k_scale, mut v_scale) = (Int8Scale::NONE, Int8Scale::NONE);
+        if E::SCALED {
+            (k_scale, v_scale) = (Int8Scale::of(k), Int8Scale::of(v));
+            for (plane, scale) in [(2, k_scale), (3, v_scale)] {
+                // SAFETY: `offset < block_size`: this entry's own scale in the head's `block_size` of them.
+                unsafe { layer.head_ptr::<f32>(plane, block, head).add(offset).write(scale.scale) };
+            }
+        }
         for (d, (&k, &v)) in k.iter().zip(v).enumerate() {
             // SAFETY: `d < dim` and `offset < block_size`: inside the head's `dim * block_size` elements.
             unsafe {
-                keys.add(d * layer.block_size + offset).write(E::from_f32(k));
-                values.add(offset * layer.dim + d).write(E::from_f32(v));
+                keys.add(d * layer.block_size + offset).write(E::round(k, k_scale));
+                values.add(offset * layer.dim + d).write(E::round(v, v_scale));
             }
         }
     }

@@ -4,14 +4,13 @@
 //! tree too; a sink comes last. Called by `Step::attention`.
 
 use super::ops::dot;
-use super::state::{Entry, PlaneState};
+use super::state::{Entry, LayerState, Side};
 use crate::backend::StepInputs;
 
 /// Attention over one layer's state; the options are those of `Op::Attention`.
 pub(super) struct Attend<'a> {
     pub inputs: &'a StepInputs,
-    pub keys: &'a PlaneState,
-    pub values: &'a PlaneState,
+    pub layer: &'a LayerState,
     pub scale: f32,
     pub window: Option<u32>,
     pub soft_cap: Option<f32>,
@@ -52,21 +51,22 @@ impl Attend<'_> {
 
     /// One token of a row; `q` and `out` are `[heads * head_dim]`, `out` zeroed.
     pub fn token(&self, q: &[f32], (token, row): (usize, usize), scratch: &mut Scratch, out: &mut [f32]) {
-        let Self { inputs, keys, values, scale, .. } = *self;
+        let Self { inputs, layer, scale, .. } = *self;
         let (table, block_size) = (inputs.block_table(row), inputs.layout().block_size as usize);
-        let group = q.len() / keys.dim() / keys.heads();
+        let dim = layer.dim();
+        let group = q.len() / dim / layer.heads();
         let Scratch { seen, entry, weights } = scratch;
         seen.clear();
         seen.extend((0..inputs.kv_lens()[row] as usize).filter(|&index| self.sees((token, row), index)));
-        entry.resize(keys.dim(), 0.0);
+        entry.resize(dim, 0.0);
         weights.resize(seen.len(), 0.0);
-        for (head, (q, out)) in q.chunks_exact(keys.dim()).zip(out.chunks_exact_mut(keys.dim())).enumerate() {
+        for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
             let at = |index: usize| Entry {
                 slot: table[index / block_size] as usize * block_size + index % block_size,
                 head: head / group,
             };
             for (&index, score) in seen.iter().zip(weights.iter_mut()) {
-                keys.load(at(index), entry);
+                layer.load(Side::Keys, at(index), entry);
                 *score = dot(q, entry) * scale;
                 if let Some(cap) = self.soft_cap {
                     *score = cap * (*score / cap).tanh();
@@ -81,7 +81,7 @@ impl Attend<'_> {
             }
             sum += sink.map_or(0.0, |sink| (sink - max).exp());
             for (&index, &weight) in seen.iter().zip(weights.iter()) {
-                values.load(at(index), entry);
+                layer.load(Side::Values, at(index), entry);
                 for (out, &value) in out.iter_mut().zip(entry.iter()) {
                     *out += weight / sum * value;
                 }

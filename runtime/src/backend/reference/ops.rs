@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Weight;
 use super::attention::{Attend, Scratch};
-use super::state::{Entry, LayerState};
+use super::state::{Entry, LayerState, Side};
 use crate::backend::StepInputs;
 use crate::backend::pool::Pool;
 use crate::backend::route::route;
@@ -185,13 +185,15 @@ impl<'a> Step<'a> {
     }
 
     fn store_kv(&mut self, k: View, v: View, layer: Layer) {
-        for (plane, view) in self.layers[layer.index()].planes.iter_mut().zip([k, v]) {
+        let layer = &mut self.layers[layer.index()];
+        let dim = layer.dim();
+        for (side, view) in [(Side::Keys, k), (Side::Values, v)] {
             let width = self.infos[view.slot.index()].width as usize;
             let rows = self.slots[view.slot.index()].chunks_exact(width);
             for (row, &slot) in rows.zip(self.inputs.slot_map()) {
                 let columns = &row[view.offset as usize..][..view.width as usize];
-                for (head, values) in columns.chunks_exact(plane.dim()).enumerate() {
-                    plane.store(Entry { slot: slot as usize, head }, values);
+                for (head, values) in columns.chunks_exact(dim).enumerate() {
+                    layer.store(side, Entry { slot: slot as usize, head }, values);
                 }
             }
         }
@@ -204,11 +206,9 @@ impl<'a> Step<'a> {
         let mut values = self.take_out(out);
         let (q_width, out_width) = (self.width(q.slot), self.width(out));
         let q_rows = &self.slots[q.slot.index()];
-        let [keys, planes_values] = self.layers[layer.index()].planes.as_slice() else {
-            panic!("attention reads a layer of two planes");
-        };
+        let layer = &self.layers[layer.index()];
         let sinks = sinks.map(|sinks| self.weight(sinks).values.as_slice());
-        let attend = Attend { inputs: self.inputs, keys, values: planes_values, scale, window, soft_cap, sinks };
+        let attend = Attend { inputs: self.inputs, layer, scale, window, soft_cap, sinks };
         let starts = self.inputs.row_starts();
         for_each_chunk(self.pool, &mut values, out_width, |first_token, chunk| {
             let mut scratch = Scratch::default();

@@ -2,17 +2,18 @@
 //!
 //! Formula: `out = softmax(scale * q · kᵀ) · v` over the positions that the token sees (`Op::Attention`; online softmax, Milakov
 //! and Gimelshein 2018; splits as in FlashAttention-2 and Flash-Decoding).
-//! Operands: q `[tokens, heads * head_dim]` f32; keys and values as in `state`, f16 or f32; out like q; step inputs. A task owns
-//! a tile of consecutive queries of one row, or one of a tree, and all query heads of one KV head (a "unit" is one query of one
-//! head); with few queries, one split of it.
+//! Operands: q `[tokens, heads * head_dim]` f32; keys and values as in `state`, f16, f32, or widened to f32; out like q; step
+//! inputs. A task owns a tile of consecutive queries of one row, or one of a tree, and all query heads of one KV head (a "unit" is
+//! one query of one head); with few queries, one split of it.
 //! Accumulation: f32. Within a split: scores by one chain over head_dim, their maximum, `exp`, the sum in 16 lanes, values
 //! by one chain over the positions; then splits are merged in order. A unit's operations depend on its own position only:
 //! any chunking, tile or batch gives the same bits. Tolerance: 1e-5 relative, from the order of sums and `exp`.
 //! Limits: none on head_dim or block size; multiples of 16 are fast.
-//! `tiles` cuts a step into tiles, `work` computes one, `merge` joins splits.
+//! `tiles` cuts a step into tiles, `work` computes one, `widen` loads small types, `merge` joins splits.
 
 mod merge;
 mod tiles;
+mod widen;
 mod work;
 
 use super::repack::Float;
@@ -86,8 +87,8 @@ impl Scratch {
     pub(super) fn grow(&mut self, shape: Shape, max_positions: usize) {
         let units = UNITS_PER_TILE.max(shape.heads / shape.kv_heads);
         let padded_dim = shape.dim.next_multiple_of(LANES);
-        self.thread_len =
-            self.thread_len.max(shape.dim * MAX_REGISTER_UNITS + units * (SCORE_LEN + 2 * (padded_dim + LANES)));
+        let per_tile = shape.dim * MAX_REGISTER_UNITS + LANES * padded_dim;
+        self.thread_len = self.thread_len.max(per_tile + units * (SCORE_LEN + 2 * (padded_dim + LANES)));
         self.partial_len = self.partial_len.max(padded_dim + LANES);
         self.max_splits = self.max_splits.max(max_positions.div_ceil(SPLIT));
         self.heads = self.heads.max(shape.heads);
@@ -132,7 +133,8 @@ impl Kernel for Attend<'_> {
     fn run<S: Simd>(self, s: S) {
         match self.layer().dtype {
             KvDtype::F16 => self.tiles::<S, half::f16>(s),
-            KvDtype::F32 => self.tiles::<S, f32>(s),
+            // As they are, or widened.
+            KvDtype::F32 | KvDtype::Bf16 | KvDtype::Fp8E4m3 | KvDtype::Int8PerTokenHead => self.tiles::<S, f32>(s),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use super::merge::{merge, write_out};
 use super::tiles::Tile;
+use super::widen::{Head, is_widened};
 use super::{Attend, Attention, MAX_REGISTER_UNITS, SCORE_LEN, SPLIT};
 use crate::backend::cpu::repack::Float;
 use crate::backend::cpu::simd::{LANES, Simd};
@@ -16,10 +17,10 @@ use crate::backend::cpu::state::LayerState;
 use crate::backend::cpu::step::Step;
 
 /// Consecutive positions of one block.
-struct Run {
-    block: usize,
-    first_entry: usize,
-    len: usize,
+pub(super) struct Run {
+    pub(super) block: usize,
+    pub(super) first_entry: usize,
+    pub(super) len: usize,
 }
 
 /// Some positions of a split and the columns of their values.
@@ -53,6 +54,8 @@ pub(super) struct Work<'a> {
     padded_dim: usize,
     /// `[dim, units of a register tile]`.
     queries: &'a mut [f32],
+    /// `[16, padded_dim]`: keys or values of one run, where they are widened.
+    widened: &'a mut [f32],
     /// `[units, SCORE_LEN]`.
     scores: &'a mut [f32],
     /// `[units, padded_dim + 16]`: this split's values, then maximum and sum.
@@ -74,10 +77,11 @@ impl<'a> Work<'a> {
         // SAFETY: this thread's own area, used by one tile at a time.
         let area = unsafe { step.memory.slice_mut::<f32>(area, op.scratch.thread_len) };
         let (queries, rest) = area.split_at_mut(layer.dim * MAX_REGISTER_UNITS);
+        let (widened, rest) = rest.split_at_mut(LANES * padded_dim);
         let (scores, rest) = rest.split_at_mut(units * SCORE_LEN);
         let (partial, rest) = rest.split_at_mut(units * (padded_dim + LANES));
         let total = &mut rest[..units * (padded_dim + LANES)];
-        Self { step, op, layer, tile, group, padded_dim, queries, scores, partial, total, units: 0..0 }
+        Self { step, op, layer, tile, group, padded_dim, queries, widened, scores, partial, total, units: 0..0 }
     }
 
     #[inline(always)]
@@ -125,13 +129,18 @@ impl<'a> Work<'a> {
 
     /// Asks for the keys that are as far on in the next split as `position` is in this one.
     #[inline(always)]
-    fn prefetch_next_split<S: Simd, E: Float>(&self, s: S, split: usize, position: usize) {
+    fn prefetch_next_split<S: Simd>(&self, s: S, split: usize, position: usize) {
         let last = self.step.inputs.positions()[self.tile.first_token + self.tile.num_tokens - 1] as usize;
         if (split + 1) * SPLIT + position <= last {
             let run = self.run(split + 1, position, SPLIT);
             // SAFETY: nothing is read.
-            s.prefetch_all(unsafe { self.layer.head::<E>(0, run.block, self.tile.kv_head) });
+            s.prefetch_all(unsafe { self.layer.head::<u8>(0, run.block, self.tile.kv_head) });
         }
+    }
+
+    #[inline(always)]
+    fn cached_head(&self) -> Head<'a> {
+        Head { layer: self.layer, kv_head: self.tile.kv_head }
     }
 
     /// Computes one split of every unit that has positions in it.
@@ -201,19 +210,25 @@ impl<'a> Work<'a> {
                 self.queries[d * U + u] = x;
             }
         }
-        let scale = s.splat(self.op.scale);
+        let (scale, head) = (s.splat(self.op.scale), self.cached_head());
         let mut position = positions.start;
         while position < positions.end {
             let run = self.run(split, position, positions.end);
-            // SAFETY: the positions attended to were stored before the last barrier; scores of others are overwritten.
-            let keys = unsafe { self.layer.head::<E>(0, run.block, self.tile.kv_head) };
             if first == self.units.start {
-                // SAFETY: as above; nothing is read.
-                s.prefetch_all(unsafe { self.layer.head::<E>(1, run.block, self.tile.kv_head) });
+                // SAFETY: nothing is read.
+                s.prefetch_all(unsafe { self.layer.head::<u8>(1, run.block, self.tile.kv_head) });
             }
             let queries = self.queries[..dim * U].as_chunks::<U>().0;
             for offset in (0..run.len).step_by(LANES) {
                 let entry = run.first_entry + offset;
+                let (keys, block_size, entry) = if is_widened::<E>(self.layer.dtype) {
+                    let keys = &mut self.widened[..dim * LANES];
+                    head.keys(s, run.block, entry, keys);
+                    (bytemuck::cast_slice(keys), LANES, 0)
+                } else {
+                    // SAFETY: the positions attended to were stored before the last barrier; scores of others are overwritten.
+                    (unsafe { self.layer.head::<E>(0, run.block, self.tile.kv_head) }, block_size, entry)
+                };
                 let acc = if entry + LANES <= block_size {
                     dot_keys::<S, E, U, false>(s, queries, keys, block_size, entry)
                 } else {
@@ -292,15 +307,23 @@ impl<'a> Work<'a> {
                 }
             }
         }
-        let mut position = from;
+        let (mut position, head) = (from, self.cached_head());
         while position < to {
-            let run = self.run(split, position, to);
-            // SAFETY: the positions attended to were stored before the last barrier; others are not read.
-            let rows = unsafe { self.layer.head::<E>(1, run.block, self.tile.kv_head) };
+            let mut run = self.run(split, position, to);
             if unit == self.units.start && first_column == 0 {
-                self.prefetch_next_split::<S, E>(s, split, position);
+                self.prefetch_next_split(s, split, position);
             }
-            for row in rows[run.first_entry * dim..][..run.len * dim].chunks_exact(dim) {
+            let (rows, stride) = if is_widened::<E>(self.layer.dtype) {
+                run.len = run.len.min(LANES);
+                let columns = first_column..dim.min(first_column + C * LANES);
+                head.values(s, &run, columns, (self.widened, self.padded_dim));
+                (bytemuck::cast_slice(&self.widened[..run.len * self.padded_dim]), self.padded_dim)
+            } else {
+                // SAFETY: the positions attended to were stored before the last barrier; others are not read.
+                let rows = unsafe { self.layer.head::<E>(1, run.block, self.tile.kv_head) };
+                (&rows[run.first_entry * dim..][..run.len * dim], dim)
+            };
+            for row in rows.chunks_exact(stride) {
                 let mut v = [s.splat(0.0); C];
                 for c in 0..C {
                     v[c] = load_columns::<S, E, PART>(s, &row[first_column + c * LANES..]);

@@ -79,7 +79,7 @@ pub(super) fn matrix(
     let (weight, scale) = (format!("{stem}.weight"), format!("{stem}.{scale_name}"));
     let [rows, cols] = source.rows_and_columns(&weight, shape)?;
     let codes = source.codes(&weight, CodeType::F8E4m3, shape)?;
-    if let Some(at) = codes.bytes().iter().position(|byte| byte & 0x7f == 0x7f) {
+    if let Some(at) = first_nan(codes.bytes()) {
         return Err(source.error(&weight, "numbers", format!("NaN at [{}, {}]", at / cols, at % cols)));
     }
     let (scales, block) = match block {
@@ -104,6 +104,15 @@ pub(super) fn matrix(
     let values = Rows { codes: codes.clone(), scales, block, cols };
     let tensor = HostTensor::computed(weight, WeightFormat::Fp8E4m3, shape.to_vec(), Arc::new(values));
     Ok(Matrix { tensor, input_order: None, names })
+}
+
+/// Where the first NaN is. Pieces are looked at whole, as compilers turn into vectors.
+fn first_nan(bytes: &[u8]) -> Option<usize> {
+    const PIECE: usize = 256;
+    let is_nan = |byte: &u8| byte & 0x7f == 0x7f;
+    let has_nan = |piece: &[u8]| piece.iter().fold(false, |found, byte| found | is_nan(byte));
+    let (index, piece) = bytes.chunks(PIECE).enumerate().find(|(_, piece)| has_nan(piece))?;
+    piece.iter().position(is_nan).map(|at| index * PIECE + at)
 }
 
 #[derive(Debug)]

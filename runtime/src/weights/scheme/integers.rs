@@ -30,6 +30,13 @@ pub(super) enum Place {
 /// The nibble of an AWQ word that holds its column j.
 pub(super) const INTERLEAVED: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
+/// A block of columns of the eight outputs that share AWQ's words, kept for the next of them.
+struct Eight {
+    /// The first output divided by 8, and the block.
+    of: Option<(usize, usize)>,
+    codes: [[u8; BLOCK]; 8],
+}
+
 /// The zero points.
 #[derive(Debug)]
 pub(super) enum Zeros {
@@ -142,7 +149,7 @@ impl Integers {
     }
 
     /// The codes of output n in a block of columns.
-    fn block(&self, bytes: &[u8], n: usize, block: usize) -> [u8; BLOCK] {
+    fn block(&self, bytes: &[u8], n: usize, block: usize, eight: &mut Eight) -> [u8; BLOCK] {
         let first = block * BLOCK;
         let [rows, cols] = self.shape;
         let mut codes = [0; BLOCK];
@@ -166,8 +173,20 @@ impl Integers {
                 }
             }
             (None, Place::RowWords, _) => codes.copy_from_slice(&bytes[n * cols + first..][..BLOCK]),
-            (None, Place::RowBytes | Place::InterleavedWords, _) => {
-                codes.iter_mut().enumerate().for_each(|(j, code)| *code = self.code(bytes, n, first + j));
+            (None, Place::RowBytes, _) => {
+                let bytes = &bytes[n * cols + first..][..BLOCK];
+                codes.iter_mut().zip(bytes).for_each(|(code, byte)| *code = byte ^ 0x80);
+            }
+            (None, Place::InterleavedWords, _) => {
+                if eight.of != Some((n / 8, block)) {
+                    eight.of = Some((n / 8, block));
+                    for j in 0..BLOCK {
+                        let nibbles = nibbles(word_at(bytes, (first + j) * (rows / 8) + n / 8));
+                        let ordered = eight.codes.iter_mut().zip(INTERLEAVED);
+                        ordered.for_each(|(codes, place)| codes[j] = nibbles[place]);
+                    }
+                }
+                codes = eight.codes[n % 8];
             }
         }
         codes
@@ -203,6 +222,7 @@ impl RowSource for Rows {
         let block_bytes = self.format.block_bytes();
         let row_bytes = groups.of_block.len() * block_bytes;
         let bytes = codes.bytes();
+        let mut eight = Eight { of: None, codes: [[0; BLOCK]; 8] };
         scales.with(|scale| {
             for (first, out) in rows.step_by(TOGETHER).zip(out.chunks_mut(TOGETHER * row_bytes)) {
                 for (block, &group) in groups.of_block.iter().enumerate() {
@@ -212,7 +232,7 @@ impl RowSource for Rows {
                             Zeros::All(zero) => *zero,
                             Zeros::Each(zeros) => zeros[group * shape[0] + n],
                         };
-                        let codes = self.integers.block(bytes, n, block);
+                        let codes = self.integers.block(bytes, n, block, &mut eight);
                         let scale = scale(group * scale_strides[0] + n * scale_strides[1]);
                         write_block(self.format, (scale, zero), &codes, &mut out[block * block_bytes..][..block_bytes]);
                     }

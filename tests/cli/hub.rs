@@ -38,7 +38,10 @@ impl Hub {
         let names = std::fs::read_dir(tiny()).expect("the fixture").flatten().map(|entry| entry.file_name());
         let files: BTreeMap<String, Vec<u8>> = names
             .map(|name| (name.to_string_lossy().into_owned(), read(fixture("llama-tiny").join(&name))))
-            .chain([("consolidated.safetensors".into(), vec![0; 64]), ("original/model.safetensors".into(), vec![0; 64])])
+            .chain([
+                ("consolidated.safetensors".into(), vec![0; 64]),
+                ("original/model.safetensors".into(), vec![0; 64]),
+            ])
             .collect();
         let ggufs = [("m-Q4_0.gguf", "llama-q4_0"), ("m-Q4_1.gguf", "llama-q4_1"), ("mmproj-f16.gguf", "llama-q4_0")];
         let ggufs = ggufs.map(|(name, file)| (name.into(), read(fixture(&format!("gguf/{file}.gguf"))))).into();
@@ -105,7 +108,10 @@ fn answer(hub: &Shared, mut connection: TcpStream) -> std::io::Result<()> {
     }
     hub.heard.lock().expect("no thread panicked").push(format!("{path} {range}"));
     let refuse = |connection: &mut TcpStream, status: &str, code: &str| {
-        write!(connection, "HTTP/1.1 {status}\r\nx-error-code: {code}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        write!(
+            connection,
+            "HTTP/1.1 {status}\r\nx-error-code: {code}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        )
     };
     let trimmed = path.trim_start_matches("/api/models/").trim_start_matches('/');
     let repo = trimmed.splitn(3, '/').take(2).collect::<Vec<_>>().join("/");
@@ -179,7 +185,8 @@ fn what_is_not_cached_needs_a_network_and_says_so() {
     cut_off.refused(&["org/tiny", "cannot be reached", "kittiwake pull org/tiny"]);
     // Half of it is not it.
     hub.run(&["pull", "org/tiny"], &[]).ok();
-    std::fs::remove_file(hub.cache("org/tiny").join("snapshots").join(COMMIT).join("model.safetensors")).expect("a link");
+    std::fs::remove_file(hub.cache("org/tiny").join("snapshots").join(COMMIT).join("model.safetensors"))
+        .expect("a link");
     hub.generate("org/tiny", &[("HF_HUB_OFFLINE", "1")]).refused(&["org/tiny", "kittiwake pull org/tiny"]);
 }
 
@@ -210,7 +217,8 @@ fn half_a_file_is_gone_on_with() {
 fn a_connection_that_closes_early_is_tried_again_and_then_an_error() {
     let hub = Hub::start("hub cut");
     hub.shared.cut.store(20_000, Ordering::Relaxed);
-    let said = hub.run(&["pull", "org/gguf:m-Q4_1.gguf"], &[]).refused(&["m-Q4_1.gguf", "ended after 100000 of", "goes on"]);
+    let said =
+        hub.run(&["pull", "org/gguf:m-Q4_1.gguf"], &[]).refused(&["m-Q4_1.gguf", "ended after 100000 of", "goes on"]);
     assert!(!said.contains("panicked"), "{said}");
     let snapshot = hub.cache("org/gguf").join("snapshots").join(COMMIT);
     assert!(!snapshot.join("m-Q4_1.gguf").exists(), "half a file must not pass for a whole one");

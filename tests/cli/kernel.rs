@@ -150,7 +150,8 @@ fn check_lists_every_difference_from_the_contract() {
     ];
     let missing = &missing[..];
     let text = kernel("embed", &missing[..1]);
-    let file = scratch.file("missing.wgsl", text.replace("    out[id.y * params.width_quads + quad] = value * params.scale;\n", ""));
+    let file = scratch
+        .file("missing.wgsl", text.replace("    out[id.y * params.width_quads + quad] = value * params.scale;\n", ""));
     failed(
         check(&file, "embed", &[]),
         &["@binding(4) is missing: expected var<storage, read_write> out: array<vec4<f32>>"],

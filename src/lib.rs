@@ -22,7 +22,7 @@ pub use device::{Device, DeviceOptions};
 use runtime::backend::{Caps, MemoryReport};
 use runtime::engine::{Engine, EngineConfig};
 use runtime::error::{DeviceError, LoadError};
-use runtime::model::{self, LoadOptions, Model, ModelInfo};
+use runtime::model::{self, LoadOptions, Model, ModelInfo, QuantisationRules};
 use runtime::program::KvDtype;
 pub use runtime::runner::Progress;
 use runtime::runner::{ModelRunner, RunnerConfig};
@@ -45,6 +45,8 @@ pub struct Options {
     pub chat_template: Option<String>,
     /// Type of cached K and V.
     pub kv_cache_dtype: KvDtype,
+    /// What matrices that are floats in the file are rounded to.
+    pub quantization: QuantisationRules,
     /// Memory for the KV cache in bytes; `None`: see `sizing::kv_cache_bytes`.
     pub kv_cache_memory_bytes: Option<u64>,
     /// Overrides the number of KV blocks (tests force preemption with it).
@@ -67,6 +69,7 @@ impl Options {
             tokenizer: None,
             chat_template: None,
             kv_cache_dtype: KvDtype::F16,
+            quantization: QuantisationRules::default(),
             kv_cache_memory_bytes: None,
             num_gpu_blocks_override: None,
             max_model_len: None,
@@ -138,7 +141,11 @@ pub fn load(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Loa
     let start = Instant::now();
     let checkpoint = open(options)?;
     let text = TextModel::load(&checkpoint, options.tokenizer.as_deref(), options.chat_template.as_deref())?;
-    let load_options = LoadOptions { kv_dtype: options.kv_cache_dtype, max_model_len: options.max_model_len };
+    let load_options = LoadOptions {
+        kv_dtype: options.kv_cache_dtype,
+        max_model_len: options.max_model_len,
+        quantisation: options.quantization.clone(),
+    };
     let model = model::load(&checkpoint, load_options)?;
     let info = model.info.clone();
     let device = device::choose(options.device.clone());

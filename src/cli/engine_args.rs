@@ -8,8 +8,11 @@ use std::str::FromStr;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use fancy_regex::Regex;
 use kittiwake::{Device, Options};
+use runtime::model::QuantisationRules;
 use runtime::program::KvDtype;
+use runtime::weights::Quantisation;
 
 use super::model;
 
@@ -48,9 +51,14 @@ pub struct EngineArgs {
     /// Type of activations; they are 32-bit floats here whatever the checkpoint's type.
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float"])]
     pub dtype: String,
-    /// Quantisation of the weights: read from the checkpoint.
-    #[arg(long, short = 'q', value_parser = ["auto", "gguf"])]
-    pub quantization: Option<String>,
+    /// Round the matrices of a checkpoint of floats when it is loaded: int4 (groups of 128 inputs), int8 (groups of 32), fp8 (a
+    /// scale for each output); auto: as the checkpoint has them. Embedding, head and routers stay.
+    #[arg(long, short = 'q', default_value = "auto", value_name = "auto|int4|int8|fp8", value_parser = quantization)]
+    pub quantization: Quantisation,
+    /// Round what matches to something else (or to none): a regular expression over the names of matrices in the program
+    /// (`layers.3.mlp.down`, `layers.0.attn.o`); the first match counts.
+    #[arg(long, value_name = "REGEX=FORMAT")]
+    pub quantization_overrides: Vec<Override>,
     /// Longest context in tokens, prompt and output; `auto` or -1: the model's, or what fits. `32k` is accepted.
     #[arg(long, default_value = "auto")]
     pub max_model_len: MaxModelLen,
@@ -113,6 +121,25 @@ pub struct EngineArgs {
     pub logprobs_mode: String,
 }
 
+/// `auto`, and vLLM's name for files that say so themselves, are none.
+fn quantization(name: &str) -> Result<Quantisation, String> {
+    if ["auto", "gguf"].contains(&name) { Ok(Quantisation::None) } else { name.parse() }
+}
+
+/// A rule of `--quantization-overrides`.
+#[derive(Clone, Debug)]
+pub struct Override(Regex, Quantisation);
+
+impl FromStr for Override {
+    type Err = String;
+
+    fn from_str(rule: &str) -> Result<Self, String> {
+        let (pattern, format) = rule.rsplit_once('=').ok_or("expected REGEX=FORMAT")?;
+        let pattern = Regex::new(pattern).map_err(|error| format!("'{pattern}': {error}"))?;
+        Ok(Self(pattern, format.parse()?))
+    }
+}
+
 impl EngineArgs {
     /// The options of `kittiwake::load` for `MODEL`.
     ///
@@ -167,6 +194,9 @@ impl EngineArgs {
         options.chat_template.clone_from(&self.chat_template);
         options.dummy_weights = matches!(self.load_format, LoadFormat::Dummy);
         options.kv_cache_dtype = self.kv_cache_dtype.into();
+        let overrides =
+            self.quantization_overrides.iter().map(|Override(pattern, to)| (pattern.clone(), *to)).collect();
+        options.quantization = QuantisationRules { default: self.quantization, overrides };
         options.kv_cache_memory_bytes = self.kv_cache_memory_bytes.map(|bytes| bytes.0);
         options.num_gpu_blocks_override = self.num_gpu_blocks_override;
         options.max_model_len = self.max_model_len.0;

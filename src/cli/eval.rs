@@ -14,6 +14,7 @@ use clap::Args;
 use kittiwake::{Loaded, Options};
 use runtime::error::LoadError;
 use runtime::ids::TokenId;
+use runtime::model::QuantisationRules;
 use runtime::request::{Event, FinishReason, Request, SamplingParams, TokenLogprobs};
 use serde::Serialize;
 
@@ -38,7 +39,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(4..=1 << 24))]
     context: Option<u32>,
     /// Compare with another model of the same vocabulary: the mean KL divergence of MODEL's predictions from this one's, and how
-    /// often both have the same best token. Keeps the distributions of half a window in memory (4 bytes for each token of the
+    /// often both have the same best token. --quantization is not for the other one. Keeps the distributions of half a window in memory (4 bytes for each token of the
     /// vocabulary).
     #[arg(long, value_name = "MODEL")]
     against: Option<String>,
@@ -123,9 +124,12 @@ impl Divergence {
 /// Measures and prints.
 pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(&args.text).with_context(|| format!("--text {}", args.text.display()))?;
-    let mut models = vec![load(args, &args.model)?];
+    let options = args.engine.options(&args.model, 0)?;
+    let mut models = vec![load(args, options)?];
     if let Some(other) = &args.against {
-        models.push(load(args, other)?);
+        // As its files have it: so a model is compared with itself in fewer bits.
+        let options = Options { quantization: QuantisationRules::default(), ..args.engine.options(other, 0)? };
+        models.push(load(args, options)?);
         check_same_vocabulary(&models[0], &models[1], other)?;
     }
     let loaded = &models[0];
@@ -197,8 +201,7 @@ fn print(args: &EvalArgs, report: &Report) -> anyhow::Result<()> {
 const MAX_DEFAULT_CONTEXT: u32 = 2048;
 
 /// A model that takes one window at a time.
-fn load(args: &EvalArgs, model: &str) -> anyhow::Result<Running> {
-    let mut options: Options = args.engine.options(model, 0)?;
+fn load(args: &EvalArgs, mut options: Options) -> anyhow::Result<Running> {
     options.engine.max_num_seqs = 1;
     options.engine.max_logprobs = u32::MAX;
     let context = match args.context {

@@ -78,3 +78,21 @@ fn what_cannot_be_measured_is_refused() {
     let demo = support::demo().display().to_string();
     eval(&tiny(), &prose(), &["--context=64", "--against", &demo]).refused(&["vocabulary", "MODEL"]);
 }
+
+/// A model in fewer bits against itself: further off the fewer they are, and less where a rule spares a part.
+#[test]
+fn rounding_at_load_is_measured_against_the_model_itself() {
+    let tiny = tiny();
+    let divergence = |flags: &[&str]| {
+        let flags = [&["--context=64", "--json", "--against", &tiny], flags].concat();
+        let report = eval(&tiny, &prose(), &flags).json();
+        report["against"]["mean_kl_divergence"].as_f64().expect("a number")
+    };
+    let (int4, int8, fp8) =
+        (divergence(&["--quantization=int4"]), divergence(&["--quantization=int8"]), divergence(&["-q", "fp8"]));
+    let spared = divergence(&["--quantization=int4", "--quantization-overrides=attn=none"]);
+    assert!(int8 > 0.0 && int8 < fp8 && fp8 < int4, "int8 {int8}, fp8 {fp8}, int4 {int4}");
+    assert!(spared < int4 && spared > int8, "{spared} against {int4}");
+    eval(&tiny, &prose(), &["--quantization=int3"]).refused(&["--quantization", "int3", "int4, int8, fp8"]);
+    eval(&tiny, &prose(), &["--quantization-overrides=(=int8"]).refused(&["--quantization-overrides", "'('"]);
+}

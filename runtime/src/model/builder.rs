@@ -9,7 +9,7 @@ use super::config::DecoderConfig;
 use super::names::Name;
 use super::ordered::Orders;
 use super::rope::RopeTable;
-use super::{Model, ModelInfo};
+use super::{LoadOptions, Model, ModelInfo, QuantisationRules};
 use crate::error::LoadError;
 use crate::ids::{Slot, WeightId};
 use crate::program::{LinearPart, Op, Program, RopePairing, Rotary, RowDim, SlotInfo, WeightInfo, check::check};
@@ -33,6 +33,7 @@ pub(super) struct Builder<'a> {
     /// Elements of tensors of the file.
     num_parameters: u64,
     orders: Orders,
+    quantisation: &'a QuantisationRules,
 }
 
 /// One matrix of a linear, by house name.
@@ -44,7 +45,12 @@ pub(super) struct Part<'a> {
 }
 
 impl<'a> Builder<'a> {
-    pub fn new(checkpoint: &'a Checkpoint, architecture: &'static str, names: &'static [&'static [Name]]) -> Self {
+    pub fn new(
+        checkpoint: &'a Checkpoint,
+        options: &'a LoadOptions,
+        architecture: &'static str,
+        names: &'static [&'static [Name]],
+    ) -> Self {
         let program = Program { name: architecture.into(), ..Program::default() };
         Self {
             architecture,
@@ -55,6 +61,7 @@ impl<'a> Builder<'a> {
             bound: HashSet::new(),
             num_parameters: 0,
             orders: Orders::default(),
+            quantisation: &options.quantisation,
         }
     }
 
@@ -206,7 +213,7 @@ impl<'a> Builder<'a> {
     /// Adds a weight that is a tensor of the file, or one made of such.
     pub fn add(&mut self, house: &str, tensor: HostTensor) -> WeightId {
         self.num_parameters += tensor.shape.iter().product::<usize>() as u64;
-        self.add_computed(house, tensor)
+        self.add_computed(house, tensor.quantised(self.quantisation.of(house)))
     }
 
     fn add_computed(&mut self, house: &str, tensor: HostTensor) -> WeightId {

@@ -128,7 +128,7 @@ pub(super) fn decoder(
     config: &DecoderConfig,
     spec: &DecoderSpec,
 ) -> Result<Model, LoadError> {
-    let mut builder = Builder::new(checkpoint, spec.architecture, spec.names);
+    let mut builder = Builder::new(checkpoint, options, spec.architecture, spec.names);
     let vocab = builder.vocab_size("embed", config)?;
     let table = builder.weight("embed", &[vocab, config.hidden])?;
     let mut ropes = Vec::new();

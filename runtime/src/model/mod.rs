@@ -24,9 +24,11 @@ pub(crate) mod tests;
 
 pub use registry::{ARCHITECTURES, Architecture};
 
+use fancy_regex::Regex;
+
 use crate::error::LoadError;
 use crate::program::{KvDtype, Program};
-use crate::weights::{Checkpoint, HostTensor};
+use crate::weights::{Checkpoint, HostTensor, Quantisation};
 
 /// A model that a backend can be given: the program and, by `WeightId`, its tensors.
 #[derive(Clone, Debug)]
@@ -63,17 +65,47 @@ pub struct ModelInfo {
 }
 
 /// What a program depends on besides its checkpoint.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// Type of the KV cache.
     pub kv_dtype: KvDtype,
     /// The context that the engine will be built for, in tokens; `None`: the checkpoint's. LongRoPE's factors depend on it.
     pub max_model_len: Option<u32>,
+    /// What matrices of blocks that are floats in the file are rounded to; embedding, head and routers stay.
+    pub quantisation: QuantisationRules,
 }
 
 impl From<KvDtype> for LoadOptions {
     fn from(kv_dtype: KvDtype) -> Self {
-        Self { kv_dtype, max_model_len: None }
+        Self { kv_dtype, max_model_len: None, quantisation: QuantisationRules::default() }
+    }
+}
+
+/// Which matrices are rounded to what when a model is loaded.
+#[derive(Clone, Debug)]
+pub struct QuantisationRules {
+    /// Where no rule below matches.
+    pub default: Quantisation,
+    /// By house name (`layers.3.mlp.down`), the first match counts.
+    pub overrides: Vec<(Regex, Quantisation)>,
+}
+
+impl Default for QuantisationRules {
+    fn default() -> Self {
+        Self { default: Quantisation::None, overrides: Vec::new() }
+    }
+}
+
+impl QuantisationRules {
+    /// What the matrix of this house name becomes.
+    fn of(&self, house: &str) -> Quantisation {
+        let is_block = house.starts_with("layers.") && !house.ends_with(".router");
+        let rule = self.overrides.iter().find(|(pattern, _)| pattern.is_match(house).unwrap_or(false));
+        match rule {
+            Some((_, to)) => *to,
+            None if is_block => self.default,
+            None => Quantisation::None,
+        }
     }
 }
 

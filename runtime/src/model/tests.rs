@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{Model, load};
+use super::{LoadOptions, Model, QuantisationRules, load};
 use crate::program::{KvDtype, Op, RopePairing};
 use crate::weights::gguf::{MetaValue, Metadata};
 use crate::weights::{Checkpoint, Container, HostTensor, Quantised};
@@ -286,6 +286,30 @@ fn the_original_context_of_llama3_has_a_default() {
     assert_ne!(of_whole_context, of_more);
     assert_eq!(slowest(|_| ()), of_whole_context);
     assert_eq!(slowest(|config| config["original_max_position_embeddings"] = json!(8192)), of_more);
+}
+
+/// Blocks are rounded, what they read from and what logits come from is not; a rule may say otherwise.
+#[test]
+fn floats_are_rounded_by_rules() {
+    use crate::weights::{Quantisation, WeightFormat};
+    let mut wide = config();
+    wide["hidden_size"] = json!(32);
+    wide["head_dim"] = json!(8);
+    wide["intermediate_size"] = json!(64);
+    let dummy = Checkpoint { tensors: HashMap::new(), dummy: true, ..hf(wide) };
+    let pattern = fancy_regex::Regex::new(r"mlp\.down$").expect("a pattern");
+    let mut options = LoadOptions::from(KvDtype::F16);
+    options.quantisation =
+        QuantisationRules { default: Quantisation::Int4, overrides: vec![(pattern, Quantisation::Int8)] };
+    let model = load(&dummy, options).expect("sound");
+    let format = |name: &str| {
+        let at = model.program.weights.iter().position(|weight| weight.name == name).expect("it is there");
+        model.weights[at].format
+    };
+    assert_eq!(format("layers.1.attn.q"), WeightFormat::Q4_0);
+    assert_eq!(format("layers.1.mlp.down"), WeightFormat::Q8_0);
+    assert_eq!(format("layers.0.attn.norm"), WeightFormat::Bf16);
+    assert_eq!(format("embed"), WeightFormat::Bf16);
 }
 
 #[test]

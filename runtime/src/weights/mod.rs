@@ -8,6 +8,7 @@ pub mod checkpoint;
 mod experts;
 pub mod format;
 pub mod gguf;
+mod quantise;
 mod safetensors;
 pub mod scheme;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use std::sync::Arc;
 pub use checkpoint::{Checkpoint, Container};
 pub use format::WeightFormat;
 use memmap2::Mmap;
+pub use quantise::Quantisation;
 pub use scheme::{Matrix, Quantised};
 
 /// A tensor in host memory: a view of a mapped file, bytes made at load, or rows that are computed when they are read.

@@ -6,9 +6,7 @@
 //! ```
 //! 0x7f and 0xff are NaN; whoever makes such blocks refuses them, kernels need not know.
 
-use half::f16;
-
-use super::{f32_at, for_blocks};
+use super::{E4m3, f32_at, for_blocks};
 
 pub(super) const BLOCK_LEN: usize = 32;
 pub(super) const BLOCK_BYTES: usize = 36;
@@ -18,16 +16,7 @@ pub(super) fn dequantize(bytes: &[u8], out: &mut [f32]) {
     for_blocks(bytes, out, |block: &[u8; BLOCK_BYTES], out: &mut [f32; BLOCK_LEN]| {
         let scale = f32_at(block, 0);
         for (x, &q) in out.iter_mut().zip(&block[4..]) {
-            *x = scale * value(q);
+            *x = scale * E4m3(q).to_f32();
         }
     });
-}
-
-/// What a byte means.
-fn value(q: u8) -> f32 {
-    if q & 0x7f == 0x7f {
-        return f32::NAN;
-    }
-    // The same bits at the top of an f16 are the value divided by 2^(15 - 7), subnormals included.
-    f16::from_bits(u16::from(q & 0x80) << 8 | u16::from(q & 0x7f) << 7).to_f32() * 256.0
 }

@@ -5,6 +5,7 @@
 //!
 //! The quantised layouts and their arithmetic are ggml's (`ggml-quants.c`), in f32, so that values agree bit for bit.
 
+mod e4m3;
 mod float;
 mod four_bits;
 mod fp8_e4m3;
@@ -27,6 +28,7 @@ mod q8_0;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use e4m3::{E4M3_FROM_HALF, E4m3};
 use float::{bf16_le, f16_le, f32_le};
 pub use four_bits::{FP4_DOUBLED, IQ4_VALUES};
 

@@ -1,0 +1,184 @@
+//! Rounding floats to fewer bits when a model is loaded: to the nearest code of symmetric groups.
+//!
+//! Invariant: rows are rounded when they are read, so that a model is never in memory twice; a row's codes depend on the row
+//! only. Scales are what compressed-tensors' symmetric schemes have (largest magnitude over half of the codes' range), rounded to
+//! their stored type before codes are chosen. Called by `model`.
+
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use half::f16;
+
+use super::format::E4m3;
+use super::{HostTensor, RowSource, WeightFormat};
+
+/// What floats are rounded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantisation {
+    /// Not at all.
+    None,
+    /// 4 bits and an f16 scale for each 128 inputs (32 where rows are no multiple of 128): Q4_0 blocks.
+    Int4,
+    /// 8 bits and an f16 scale for each 32 inputs: Q8_0 blocks.
+    Int8,
+    /// E4M3 and an f32 scale for each output.
+    Fp8,
+}
+
+impl Quantisation {
+    /// Their names in flags.
+    pub const NAMES: [(&'static str, Self); 4] =
+        [("none", Self::None), ("int4", Self::Int4), ("int8", Self::Int8), ("fp8", Self::Fp8)];
+
+    fn format(self) -> Option<WeightFormat> {
+        match self {
+            Self::None => None,
+            Self::Int4 => Some(WeightFormat::Q4_0),
+            Self::Int8 => Some(WeightFormat::Q8_0),
+            Self::Fp8 => Some(WeightFormat::Fp8E4m3),
+        }
+    }
+}
+
+impl FromStr for Quantisation {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::NAMES.iter().find(|(known, _)| *known == name);
+        let names = Self::NAMES.map(|(name, _)| name).join(", ");
+        found.map(|(_, to)| *to).ok_or_else(|| format!("'{name}' is not one of {names}"))
+    }
+}
+
+impl HostTensor {
+    /// The matrix rounded to fewer bits; itself where it is quantised already, is a vector, or has rows that are no multiple of 32.
+    pub fn quantised(self, to: Quantisation) -> Self {
+        let Some(format) = to.format() else { return self };
+        if self.format.block_len() != 1 || self.shape.len() < 2 || !self.row_len().is_multiple_of(format.block_len()) {
+            return self;
+        }
+        let (name, shape) = (self.name.clone(), self.shape.clone());
+        Self::computed(name, format, shape, Arc::new(Rounded { tensor: self, to }))
+    }
+}
+
+#[derive(Debug)]
+struct Rounded {
+    tensor: HostTensor,
+    to: Quantisation,
+}
+
+impl RowSource for Rounded {
+    fn read(&self, rows: Range<usize>, out: &mut [u8]) {
+        let mut values = vec![0.0; self.tensor.row_len()];
+        let row_bytes = out.len() / rows.len().max(1);
+        for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
+            self.tensor.dequantize_rows(row..row + 1, &mut values);
+            match self.to {
+                Quantisation::None => unreachable!("`quantised` makes no such source"),
+                Quantisation::Int4 => int4(&values, out),
+                Quantisation::Int8 => int8(&values, out),
+                Quantisation::Fp8 => fp8(&values, out),
+            }
+        }
+    }
+}
+
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |largest, x| x.abs().max(largest))
+}
+
+/// A scale as it is stored, and what values are multiplied with; 0 and 0 for zeros.
+fn f16_scale(largest: f32, half_range: f32) -> (f16, f32) {
+    let scale = f16::from_f32((largest / half_range).min(f16::MAX.to_f32()));
+    (scale, if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() })
+}
+
+/// Q4_0 blocks whose scales are those of groups.
+fn int4(values: &[f32], out: &mut [u8]) {
+    let group = if values.len().is_multiple_of(128) { 128 } else { 32 };
+    for (values, blocks) in values.chunks_exact(group).zip(out.chunks_exact_mut(group / 32 * 18)) {
+        let (scale, inverse) = f16_scale(largest(values), 7.5);
+        let code = |x: f32| ((x * inverse).round_ties_even().clamp(-8.0, 7.0) + 8.0) as u8;
+        for (values, block) in values.chunks_exact(32).zip(blocks.chunks_exact_mut(18)) {
+            block[..2].copy_from_slice(&scale.to_le_bytes());
+            for (j, byte) in block[2..].iter_mut().enumerate() {
+                *byte = code(values[j]) | code(values[j + 16]) << 4;
+            }
+        }
+    }
+}
+
+/// Q8_0 blocks.
+fn int8(values: &[f32], out: &mut [u8]) {
+    for (values, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(34)) {
+        let (scale, inverse) = f16_scale(largest(values), 127.5);
+        block[..2].copy_from_slice(&scale.to_le_bytes());
+        for (byte, x) in block[2..].iter_mut().zip(values) {
+            *byte = ((x * inverse).round_ties_even().clamp(-128.0, 127.0) as i8) as u8;
+        }
+    }
+}
+
+/// FP8_E4M3 blocks of one scale.
+fn fp8(values: &[f32], out: &mut [u8]) {
+    let scale = largest(values) / 448.0;
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    for (values, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(36)) {
+        block[..4].copy_from_slice(&scale.to_le_bytes());
+        for (byte, x) in block[4..].iter_mut().zip(values) {
+            *byte = E4m3::from_f32((x * inverse).clamp(-448.0, 448.0)).0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The largest error of an element as a part of the largest magnitude of what shares its scale.
+    fn error(to: Quantisation, cols: usize, shared: usize) -> f32 {
+        let values: Vec<f32> =
+            (0..3 * cols).map(|i| ((i * i + 7) as f32 * 0.37).sin() * (1.0 + (i / 32) as f32)).collect();
+        let tensor = HostTensor::from_f32("t", vec![3, cols], &values).quantised(to);
+        let groups = values
+            .chunks_exact(shared)
+            .zip(tensor.to_f32().chunks_exact(shared).map(<[f32]>::to_vec))
+            .collect::<Vec<_>>();
+        let one = |(values, got): &(&[f32], Vec<f32>)| {
+            let worst = values.iter().zip(got).fold(0.0f32, |worst, (x, y)| worst.max((x - y).abs()));
+            worst / largest(values)
+        };
+        groups.iter().map(one).fold(0.0, f32::max)
+    }
+
+    #[test]
+    fn codes_are_the_nearest() {
+        // Half a step, and what an f16 scale is off; the topmost code of the positive side is cut off by half a step more.
+        let half_step = |codes: f32| 1.0 / codes + 1e-3;
+        for (to, cols, shared, most) in [
+            (Quantisation::Int4, 256, 128, half_step(15.0)),
+            (Quantisation::Int4, 96, 32, half_step(15.0)),
+            (Quantisation::Int8, 64, 32, half_step(255.0)),
+            // Of a value, whose largest is that of its row: half of a third bit.
+            (Quantisation::Fp8, 64, 64, 1.0 / 16.0),
+        ] {
+            let error = error(to, cols, shared);
+            assert!(error <= most && error > most / 3.0, "{to:?} of {cols}: {error}, at most {most}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_rounded_stays() {
+        let vector = HostTensor::from_f32("v", vec![32], &[1.0; 32]);
+        assert_eq!(vector.quantised(Quantisation::Int4).format, WeightFormat::F32);
+        let narrow = HostTensor::from_f32("m", vec![2, 20], &[1.0; 40]);
+        assert_eq!(narrow.clone().quantised(Quantisation::Int8).format, WeightFormat::F32);
+        assert_eq!(narrow.quantised(Quantisation::None).format, WeightFormat::F32);
+        let zeros = HostTensor::from_f32("z", vec![1, 32], &[0.0; 32]);
+        for (_, to) in Quantisation::NAMES {
+            assert_eq!(zeros.clone().quantised(to).to_f32(), [0.0; 32]);
+        }
+    }
+}

@@ -18,7 +18,7 @@ use runtime::runner::{ModelRunner, RunnerConfig};
 use runtime::step::{LogitRows, NewRow, RowWork, StepOutput, StepPlan, StepRunner};
 use runtime::weights::{Checkpoint, WeightFormat};
 use serde_json::Value;
-use shaders::{GpuOptions, WgpuBackend};
+use shaders::{AdapterChoice, GpuOptions, WgpuBackend, WgpuDevice};
 
 #[path = "support/gpu.rs"]
 mod gpu;
@@ -70,6 +70,15 @@ const BLOCK_SIZE: u32 = 16;
 const VOCAB: u32 = 512;
 /// Of the log-probabilities of a position every so manieth is golden, each time another one.
 const STRIDE: usize = 8;
+
+const CONFIG: RunnerConfig = RunnerConfig {
+    max_num_batched_tokens: 64,
+    max_num_seqs: 2,
+    max_model_len: 128,
+    block_size: BLOCK_SIZE,
+    num_blocks: 32,
+    max_logit_rows: 64,
+};
 
 struct Golden {
     name: String,
@@ -164,15 +173,7 @@ fn dense(logprobs: &TokenLogprobs) -> Vec<f32> {
 
 /// Runs a prompt in chunks, then greedily: `[tokens, vocab]` log-probabilities and the drawn tokens.
 fn run(backend: &Tested, model: &Model, prompt: &Prompt, chunk: u32) -> (Vec<f32>, Vec<u32>) {
-    let config = RunnerConfig {
-        max_num_batched_tokens: 64,
-        max_num_seqs: 2,
-        max_model_len: 128,
-        block_size: BLOCK_SIZE,
-        num_blocks: 32,
-        max_logit_rows: 64,
-    };
-    let mut runner = ModelRunner::new((backend.make)(), model, config, &mut |_| ()).expect("the fixture fits");
+    let mut runner = ModelRunner::new((backend.make)(), model, CONFIG, &mut |_| ()).expect("the fixture fits");
     let prompt_len = prompt.ids.len() as u32;
     let params = SamplingParams {
         temperature: 0.0,
@@ -276,6 +277,21 @@ fn hugging_face_models_agree_with_transformers() {
 #[test]
 fn families_agree_with_transformers() {
     check_models(&family_models());
+}
+
+/// What the tests above leave out: the start-up test of each kernel that a family asks for, in its own shapes.
+#[test]
+fn families_pass_the_self_test_of_a_gpu() {
+    if !gpu::is_there() {
+        return;
+    }
+    let device = WgpuDevice::open(&AdapterChoice::Best, GpuOptions::default()).expect("it is there");
+    for (path, _) in family_models() {
+        let model = load(&Checkpoint::open(&path).expect("sound"), KvDtype::F16).expect("sound");
+        let runner = ModelRunner::new(Box::new(WgpuBackend::new(&device)), &model, CONFIG, &mut |_| ());
+        let runner = runner.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert_eq!(runner.caps().replaced_kernels, Vec::<String>::new(), "{}", path.display());
+    }
 }
 
 #[test]

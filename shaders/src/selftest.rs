@@ -133,7 +133,7 @@ pub(crate) fn checks(
                     let case = MoeCase {
                         hidden: 256,
                         intermediate: 256,
-                        experts: 3,
+                        experts: 4,
                         top_k: 2,
                         format: weights.matrix_of(part.weight)?.format,
                         activation: Activation::Silu,

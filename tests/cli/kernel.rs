@@ -75,7 +75,7 @@ fn list_says_what_a_kernel_must_have() {
             "{row}"
         );
     }
-    let linear = &rows[6];
+    let linear = rows.iter().find(|row| row["name"] == "linear").expect("a linear");
     let format = linear["settings"].as_array().expect("settings").iter().find(|s| s["name"] == "FORMAT").expect("one");
     assert!(format["values"].as_array().expect("values").contains(&"q6_k".into()) && format["required"] == true);
     assert_eq!(linear["bindings"][0], serde_json::json!({"name": "x", "access": "read", "type": "array<vec4<f32>>"}));

@@ -308,7 +308,7 @@ mod tests {
         assert!((perplexity - 2.0).abs() < 1e-6 && error < 1e-4, "{perplexity} +- {error}");
         // Two of one kind and two of another: the mean is ln 4, a deviation ln 2.
         let mut score = Score::default();
-        [0.5_f32, 0.5, 0.125, 0.125].map(|p| score.add(p.ln()));
+        [0.5_f32, 0.5, 0.125, 0.125].into_iter().for_each(|p| score.add(p.ln()));
         let (perplexity, error) = score.perplexity();
         assert!((perplexity - 4.0).abs() < 1e-5, "{perplexity}");
         assert!((error - 4.0 * 2f64.ln() / 3f64.sqrt()).abs() < 1e-5, "{error}");

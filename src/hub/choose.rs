@@ -37,8 +37,11 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 /// # Errors
 /// `Choose` with the candidates.
 pub(super) fn choose(name: &HubName, files: &[String]) -> Result<Choice, HubError> {
-    let refused =
-        |problem: String, candidates: Vec<String>| HubError::Choose { name: name.clone(), problem, candidates };
+    let refused = |problem: String, candidates: Vec<String>| HubError::Choose {
+        name: Box::new(name.clone()),
+        problem,
+        candidates,
+    };
     let sets = gguf_sets(files);
     let whole = |set: &Vec<String>| match part_of(&set[0]) {
         Some((_, total)) if total.parse() != Ok(set.len()) => {
@@ -76,8 +79,11 @@ pub(super) fn choose(name: &HubName, files: &[String]) -> Result<Choice, HubErro
 /// # Errors
 /// `Choose`: a shard is not there, or several files and no index.
 pub(super) fn weights(name: &HubName, files: &[String], index: Option<&[u8]>) -> Result<Vec<String>, HubError> {
-    let refused =
-        |problem: String, candidates: Vec<String>| HubError::Choose { name: name.clone(), problem, candidates };
+    let refused = |problem: String, candidates: Vec<String>| HubError::Choose {
+        name: Box::new(name.clone()),
+        problem,
+        candidates,
+    };
     let there: Vec<String> = files.iter().filter(|file| is_weights(file)).cloned().collect();
     let Some(index) = index else {
         return match there.as_slice() {

@@ -40,22 +40,22 @@ pub struct Hub {
 pub enum HubError {
     /// The repository has no such model, or several.
     #[error("{name} {problem}{}", listed(candidates))]
-    Choose { name: HubName, problem: String, candidates: Vec<String> },
+    Choose { name: Box<HubName>, problem: String, candidates: Vec<String> },
     /// The cache has no such model, and the hub is out of reach.
     #[error("{name}: {why}, and the cache at {} does not have it ({problem}); run `kittiwake pull {name}` where there is a network", cache.display())]
-    NotCached { name: HubName, cache: PathBuf, why: String, problem: String },
+    NotCached { name: Box<HubName>, cache: PathBuf, why: String, problem: String },
     /// The hub said no.
     #[error("{name}: the hub answers {status}: {advice}")]
-    Refused { name: HubName, status: u16, advice: String },
+    Refused { name: Box<HubName>, status: u16, advice: String },
     /// The hub did not answer.
     #[error("{name}: the hub cannot be reached: {problem}")]
-    Unreachable { name: HubName, problem: String },
+    Unreachable { name: Box<HubName>, problem: String },
     /// A file ended early, again and again.
     #[error("{name}: '{file}' ended after {got} of {expected} bytes ({problem}); the next try goes on from there")]
-    Truncated { name: HubName, file: String, expected: u64, got: u64, problem: String },
+    Truncated { name: Box<HubName>, file: String, expected: u64, got: u64, problem: String },
     /// The hub's answer makes no sense.
     #[error("{name}: {problem}")]
-    Answer { name: HubName, problem: String },
+    Answer { name: Box<HubName>, problem: String },
     /// The cache cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
@@ -136,7 +136,7 @@ impl Hub {
         if let Some(endpoint) = &self.endpoint {
             builder = builder.with_endpoint(endpoint.trim_end_matches('/').into());
         }
-        builder.build().map_err(|error| HubError::Answer { name: name.clone(), problem: error.to_string() })
+        builder.build().map_err(|error| HubError::Answer { name: Box::new(name.clone()), problem: error.to_string() })
     }
 
     fn cache(&self, revision: &str, name: &HubName) -> hf_hub::CacheRepo {
@@ -152,14 +152,15 @@ impl Hub {
     fn listing(&self, api: &Api, name: &HubName) -> Result<Listing, HubError> {
         let repo = Repo::with_revision(name.repo.clone(), RepoType::Model, name.revision.clone());
         let request = api.repo(repo).info_request().config().http_status_as_error(false).build();
-        let mut answer =
-            request.call().map_err(|error| HubError::Unreachable { name: name.clone(), problem: error.to_string() })?;
+        let mut answer = request
+            .call()
+            .map_err(|error| HubError::Unreachable { name: Box::new(name.clone()), problem: error.to_string() })?;
         let status = answer.status().as_u16();
         if status != 200 {
             let code = answer.headers().get("x-error-code").and_then(|code| code.to_str().ok());
             return Err(self.refused(name, status, code));
         }
-        let malformed = |problem: String| HubError::Answer { name: name.clone(), problem };
+        let malformed = |problem: String| HubError::Answer { name: Box::new(name.clone()), problem };
         let listing: Listing = answer
             .body_mut()
             .read_json()
@@ -185,13 +186,13 @@ impl Hub {
             (429, ..) => "too many requests; try again later".into(),
             _ => "try again later".into(),
         };
-        HubError::Refused { name: name.clone(), status, advice }
+        HubError::Refused { name: Box::new(name.clone()), status, advice }
     }
 
     /// What the cache has.
     fn cached(&self, name: &HubName, why: &str) -> Result<PathBuf, HubError> {
         let absent = |problem: String| HubError::NotCached {
-            name: name.clone(),
+            name: Box::new(name.clone()),
             cache: self.cache_dir.clone(),
             why: why.into(),
             problem,
@@ -269,7 +270,7 @@ impl Fetching<'_> {
         let (etag, expected) = (metadata.etag(), metadata.size() as u64);
         if metadata.commit_hash() != self.commit || !name::is_path(etag) || etag.contains('/') {
             let problem = format!("'{file}' comes as '{etag}' of commit '{}'", metadata.commit_hash());
-            return Err(HubError::Answer { name: self.name.clone(), problem });
+            return Err(HubError::Answer { name: Box::new(self.name.clone()), problem });
         }
         let blob = self.hub.cache(self.commit, self.name).blob_path(etag);
         let part = blob.with_extension("part");
@@ -300,7 +301,7 @@ impl Fetching<'_> {
             return Err(match error {
                 Some(error @ (ApiError::RequestError(_) | ApiError::LockAcquisition(_))) => self.problem(file, error),
                 error => HubError::Truncated {
-                    name: self.name.clone(),
+                    name: Box::new(self.name.clone()),
                     file: file.into(),
                     expected,
                     got,
@@ -311,7 +312,7 @@ impl Fetching<'_> {
     }
 
     fn problem(&self, file: &str, error: ApiError) -> HubError {
-        let name = self.name.clone();
+        let name = Box::new(self.name.clone());
         match error {
             ApiError::RequestError(error) => match *error {
                 ureq::Error::StatusCode(status) => self.hub.refused(self.name, status, None),

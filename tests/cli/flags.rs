@@ -169,6 +169,27 @@ fn a_flag_that_is_not_served_yet_is_refused_not_ignored() {
 }
 
 #[test]
+fn every_type_of_the_cache_has_its_names() {
+    for name in [
+        "auto",
+        "f16",
+        "float16",
+        "bf16",
+        "bfloat16",
+        "f32",
+        "float32",
+        "fp8",
+        "fp8_e4m3",
+        "int8",
+        "int8_per_token_head",
+    ] {
+        generate(&[], &[&tiny(), "--prompt=a", "--max-tokens=1", "--device=cpu", "--kv-cache-dtype", name]).ok();
+    }
+    let said = generate(&[], &[&tiny(), "--prompt=a", "--kv-cache-dtype=int4"]);
+    said.refused(&["int4", "bf16", "fp8_e4m3", "int8_per_token_head"]);
+}
+
+#[test]
 fn sampling_defaults_that_no_request_could_keep_end_serve_at_its_start() {
     let serve = |defaults: &str| kittiwake(["serve", &tiny(), "--port=0", "--override-generation-config", defaults]);
     serve(r#"{"temperature": 5}"#).refused(&["--override-generation-config", "temperature must be between 0 and 2"]);

@@ -62,15 +62,15 @@ pub(super) fn attention_f64(case: &AttentionCase, qkv: &[f32], sinks: Option<&[f
             .map(|token| token.chunks_exact(dim).flat_map(|head| rounded(case.dtype, head)).collect())
             .collect();
         first += tokens.len();
-        for index in start as usize..tokens.len() {
+        for (index, token) in tokens.iter().enumerate().skip(start as usize) {
             let path = path(start as usize, case.trees.get(row), index);
             let unseen = case.window.map_or(0, |window| path.len().saturating_sub(window as usize));
             let seen: Vec<&[f64]> = path[unseen..].iter().map(|&other| cached[other].as_slice()).collect();
             for head in 0..heads {
                 let (k_at, v_at) = (heads + head / (heads / kv_heads), heads + kv_heads + head / (heads / kv_heads));
-                let q = &tokens[index][head * dim..][..dim];
-                let score = |token: &&[f64]| {
-                    let k = &token[k_at * dim..][..dim];
+                let q = &token[head * dim..][..dim];
+                let score = |entry: &&[f64]| {
+                    let k = &entry[k_at * dim..][..dim];
                     let score = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * k).sum::<f64>() * scale;
                     case.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                 };

@@ -432,6 +432,18 @@ fn configurations_that_are_not_there_are_named() {
     assert!(files.refusal(gptq_settings(4, json!({})), &[ROWS, 40]).contains("the last a multiple of 32"));
 }
 
+/// Floats in the place of codes would be another model's speed.
+#[test]
+fn made_up_weights_are_refused() {
+    let dir = TempDir::new("scheme-dummy");
+    let config = |config: Value| std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    config(json!({"model_type": "llama", "quantization_config": null}));
+    assert!(Checkpoint::open_dummy(&dir).is_ok());
+    config(json!({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}));
+    let error = Checkpoint::open_dummy(&dir).unwrap_err().to_string();
+    assert!(error.contains("quantization_config without weights '\"awq\"' is not supported"), "{error}");
+}
+
 /// Any value under any key, and any tensor away: an error or a matrix that can be read, never a panic.
 #[test]
 fn no_configuration_panics() {

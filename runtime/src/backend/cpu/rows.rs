@@ -364,7 +364,7 @@ fn gated<S: Simd>(s: S, terms: impl Fn(S::F, S::F) -> (S::F, S::F, S::F), x: &[f
 #[inline(always)]
 fn gelu_argument<S: Simd>(s: S, x: S::F) -> S::F {
     let inner = s.fma(s.mul(s.mul(x, x), x), s.splat(0.044_715), x);
-    s.mul(inner, s.splat(1.595_769_1))
+    s.mul(inner, s.splat(1.595_769))
 }
 
 /// gpt-oss: gates up to 7, ups within ±7; factor, argument and up of `gated`.

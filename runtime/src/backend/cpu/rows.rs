@@ -207,11 +207,7 @@ fn run_row<S: Simd>(s: S, step: &Step<'_>, op: &RowOp, row: usize) {
         RowOp::GatedActivation { x, groups, activation, out } => {
             let n = out.width / groups;
             for (x, out) in read(x).chunks_exact(2 * n).zip(write(out).chunks_exact_mut(n)) {
-                match activation {
-                    Activation::Silu => gated(s, |gate, up| (gate, gate, up), x, out),
-                    Activation::GeluTanh => gated(s, |gate, up| (gate, gelu_argument(s, gate), up), x, out),
-                    Activation::ClampedSwiglu => gated(s, |gate, up| clamped(s, gate, up), x, out),
-                }
+                gated(s, activation, x, out);
             }
         }
         RowOp::MoeRoute { logits, bias, ref router, out } => {
@@ -343,21 +339,29 @@ fn store_kv_as<E: Cached>(layer: &LayerState, slot: usize, k: &[f32], v: &[f32])
     }
 }
 
-/// `out = factor * sigmoid(argument) * up`, which `terms` makes of the halves of `x`, gate and up.
+/// `out = act(gate) * up`, gate and up being the halves of `x`.
 #[inline(always)]
-fn gated<S: Simd>(s: S, terms: impl Fn(S::F, S::F) -> (S::F, S::F, S::F), x: &[f32], out: &mut [f32]) {
+fn gated<S: Simd>(s: S, activation: Activation, x: &[f32], out: &mut [f32]) {
     let (gate, up) = x.split_at(out.len());
     let tail = out.len() / LANES * LANES;
-    let times = |gate: S::F, up: S::F| {
-        let (factor, argument, up) = terms(gate, up);
-        let denominator = s.add(s.splat(1.0), s.exp(s.sub(s.splat(0.0), argument)));
-        s.mul(s.div(factor, denominator), up)
-    };
     let (gates, ups) = (gate.as_chunks::<LANES>().0, up.as_chunks::<LANES>().0);
     for ((out, gate), up) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(gates).zip(ups) {
-        s.store(times(s.load(gate), s.load(up)), out);
+        s.store(gate_times(s, activation, s.load(gate), s.load(up)), out);
     }
-    s.store_part(times(s.load_part(&gate[tail..]), s.load_part(&up[tail..])), &mut out[tail..]);
+    let (gate, up) = (s.load_part(&gate[tail..]), s.load_part(&up[tail..]));
+    s.store_part(gate_times(s, activation, gate, up), &mut out[tail..]);
+}
+
+/// `factor * sigmoid(argument) * up`. A function, not a closure: closures are not compiled for the vectors' instructions.
+#[inline(always)]
+fn gate_times<S: Simd>(s: S, activation: Activation, gate: S::F, up: S::F) -> S::F {
+    let (factor, argument, up) = match activation {
+        Activation::Silu => (gate, gate, up),
+        Activation::GeluTanh => (gate, gelu_argument(s, gate), up),
+        Activation::ClampedSwiglu => clamped(s, gate, up),
+    };
+    let denominator = s.add(s.splat(1.0), s.exp(s.sub(s.splat(0.0), argument)));
+    s.mul(s.div(factor, denominator), up)
 }
 
 /// `2 sqrt(2 / pi) (x + 0.044715 x^3)`: half of 1 + tanh(y) is the sigmoid of 2 y.
@@ -367,7 +371,7 @@ fn gelu_argument<S: Simd>(s: S, x: S::F) -> S::F {
     s.mul(inner, s.splat(1.595_769))
 }
 
-/// gpt-oss: gates up to 7, ups within ±7; factor, argument and up of `gated`.
+/// gpt-oss: gates up to 7, ups within ±7; factor, argument and up of `gate_times`.
 #[inline(always)]
 fn clamped<S: Simd>(s: S, gate: S::F, up: S::F) -> (S::F, S::F, S::F) {
     const LIMIT: f32 = 7.0;
@@ -379,10 +383,14 @@ fn clamped<S: Simd>(s: S, gate: S::F, up: S::F) -> (S::F, S::F, S::F) {
 /// `x = cap * tanh(x / cap)`.
 #[inline(always)]
 fn soft_cap<S: Simd>(s: S, x: &mut [f32], cap: f32) {
-    let capped = |x: S::F| s.mul(s.tanh(s.div(x, s.splat(cap))), s.splat(cap));
     let (chunks, tail) = x.as_chunks_mut::<LANES>();
     for chunk in chunks {
-        s.store(capped(s.load(chunk)), chunk);
+        s.store(capped(s, s.load(chunk), cap), chunk);
     }
-    s.store_part(capped(s.load_part(tail)), tail);
+    s.store_part(capped(s, s.load_part(tail), cap), tail);
+}
+
+#[inline(always)]
+fn capped<S: Simd>(s: S, x: S::F, cap: f32) -> S::F {
+    s.mul(s.tanh(s.div(x, s.splat(cap))), s.splat(cap))
 }

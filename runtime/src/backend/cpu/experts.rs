@@ -84,7 +84,7 @@ impl Step<'_> {
                 false => (num_inputs * matrix.cols, 0),
             };
             let bias = part.bias.map(|bias| &self.weights.vector(bias)[expert * part.rows..][..part.rows]);
-            self.vectors.run(Linear {
+            let linear = Linear {
                 arena: &self.weights.arena,
                 matrix: &matrix,
                 panels,
@@ -101,7 +101,8 @@ impl Step<'_> {
                     stride: phase.out.width / top_k,
                     column: part.column,
                 },
-            });
+            };
+            linear.run(self.vectors);
         }
     }
 }

@@ -13,13 +13,14 @@
 
 #![allow(clippy::needless_range_loop, reason = "register tiles are indexed side by side")]
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
 use super::memory::{Arena, Shared};
 use super::repack::{Block, Float, Fp8, GROUP, Kind, Matrix, with_kind};
-use super::simd::{Kernel, LANES, Simd};
+use super::simd::{Kernel, LANES, Simd, Vectors};
 
 /// Rows of activations that pass over the panels together: they stay in the second-level cache.
 const ROWS_PER_PASS: usize = 64;
@@ -137,11 +138,41 @@ pub(super) struct Linear<'a> {
     pub(super) out: Out,
 }
 
-impl Kernel for Linear<'_> {
+impl Linear<'_> {
+    /// Computes it. Each kind of matrix is a kernel of its own: one that held them all took the compiler minutes.
+    pub(super) fn run(self, vectors: Vectors) {
+        with_kind!(self.matrix.kind,
+            B => vectors.run(Quantised::<B>(self, PhantomData)),
+            E => vectors.run(Plain::<E>(self, PhantomData)),
+            E4M3 => vectors.run(E4m3(self)));
+    }
+}
+
+/// A linear of blocks of type `B`.
+struct Quantised<'a, B>(Linear<'a>, PhantomData<B>);
+/// A linear of floats of type `E`.
+struct Plain<'a, E>(Linear<'a>, PhantomData<E>);
+/// A linear of 8-bit floats.
+struct E4m3<'a>(Linear<'a>);
+
+impl<B: Block> Kernel for Quantised<'_, B> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        with_kind!(self.matrix.kind,
-            B => self.quantised::<S, B>(s), E => self.plain::<S, E>(s), E4M3 => self.e4m3(s));
+        self.0.quantised::<S, B>(s);
+    }
+}
+
+impl<E: Float> Kernel for Plain<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.0.plain::<S, E>(s);
+    }
+}
+
+impl Kernel for E4m3<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.0.e4m3(s);
     }
 }
 

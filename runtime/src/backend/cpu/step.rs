@@ -145,7 +145,7 @@ impl Step<'_> {
             } else {
                 (num_rows * matrix.cols, 0)
             };
-            self.vectors.run(Linear {
+            let linear = Linear {
                 arena: &self.weights.arena,
                 matrix,
                 panels,
@@ -156,7 +156,8 @@ impl Step<'_> {
                 quantised_x: unsafe { self.memory.slice(phase.quantised_start, groups) },
                 rows: RowMap::All(num_rows),
                 out: Out { memory: self.memory, start: phase.out.start, stride: phase.out.stride, column: part.column },
-            });
+            };
+            linear.run(self.vectors);
         }
     }
 }

@@ -11,6 +11,7 @@
 //! Limits: none on head_dim or block size; multiples of 16 are fast.
 //! `tiles` cuts a step into tiles, `work` computes one, `widen` loads small types, `merge` joins splits.
 
+mod kernels;
 mod merge;
 mod tiles;
 mod widen;

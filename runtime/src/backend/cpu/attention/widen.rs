@@ -4,6 +4,7 @@
 //! depends on who widens what when. The kernel is compiled for f32 and f16 only: one per type would cost more build time than
 //! the copy through the first-level cache costs attention. Called by `Work`.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::bf16;
@@ -11,7 +12,7 @@ use half::bf16;
 use super::work::Run;
 use crate::backend::cached::E4m3;
 use crate::backend::cpu::cached::Cached;
-use crate::backend::cpu::simd::{LANES, Simd};
+use crate::backend::cpu::simd::{Kernel, LANES, Simd};
 use crate::backend::cpu::state::LayerState;
 use crate::program::KvDtype;
 
@@ -34,9 +35,9 @@ impl Head<'_> {
     pub(super) fn keys<S: Simd>(self, s: S, block: usize, entry: usize, out: &mut [f32]) {
         match self.layer.dtype {
             KvDtype::F32 | KvDtype::F16 => unreachable!("read as they are"),
-            KvDtype::Bf16 => self.keys_as::<S, bf16>(s, block, entry, out),
-            KvDtype::Fp8E4m3 => self.keys_as::<S, E4m3>(s, block, entry, out),
-            KvDtype::Int8PerTokenHead => self.keys_as::<S, i8>(s, block, entry, out),
+            KvDtype::Bf16 => s.call(Keys::<bf16> { head: self, block, entry, out, element: PhantomData }),
+            KvDtype::Fp8E4m3 => s.call(Keys::<E4m3> { head: self, block, entry, out, element: PhantomData }),
+            KvDtype::Int8PerTokenHead => s.call(Keys::<i8> { head: self, block, entry, out, element: PhantomData }),
         }
     }
 
@@ -45,9 +46,11 @@ impl Head<'_> {
     pub(super) fn values<S: Simd>(self, s: S, run: &Run, columns: Range<usize>, (out, stride): (&mut [f32], usize)) {
         match self.layer.dtype {
             KvDtype::F32 | KvDtype::F16 => unreachable!("read as they are"),
-            KvDtype::Bf16 => self.values_as::<S, bf16>(s, run, columns, (out, stride)),
-            KvDtype::Fp8E4m3 => self.values_as::<S, E4m3>(s, run, columns, (out, stride)),
-            KvDtype::Int8PerTokenHead => self.values_as::<S, i8>(s, run, columns, (out, stride)),
+            KvDtype::Bf16 => s.call(Values::<bf16> { head: self, run, columns, out, stride, element: PhantomData }),
+            KvDtype::Fp8E4m3 => s.call(Values::<E4m3> { head: self, run, columns, out, stride, element: PhantomData }),
+            KvDtype::Int8PerTokenHead => {
+                s.call(Values::<i8> { head: self, run, columns, out, stride, element: PhantomData });
+            }
         }
     }
 
@@ -85,6 +88,39 @@ impl Head<'_> {
                 s.store(if E::SCALED { s.mul(v, scale) } else { v }, out);
             }
         }
+    }
+}
+
+/// `Head::keys_as`.
+struct Keys<'a, E> {
+    head: Head<'a>,
+    block: usize,
+    entry: usize,
+    out: &'a mut [f32],
+    element: PhantomData<E>,
+}
+
+impl<E: Cached> Kernel for Keys<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.head.keys_as::<S, E>(s, self.block, self.entry, self.out);
+    }
+}
+
+/// `Head::values_as`.
+struct Values<'a, E> {
+    head: Head<'a>,
+    run: &'a Run,
+    columns: Range<usize>,
+    out: &'a mut [f32],
+    stride: usize,
+    element: PhantomData<E>,
+}
+
+impl<E: Cached> Kernel for Values<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.head.values_as::<S, E>(s, self.run, self.columns, (self.out, self.stride));
     }
 }
 

@@ -5,8 +5,10 @@
 
 #![allow(clippy::needless_range_loop, reason = "register tiles are indexed side by side")]
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::kernels::{Score, Weigh, Weighted};
 use super::merge::{merge, write_out};
 use super::tiles::Tile;
 use super::widen::{Head, is_widened};
@@ -25,22 +27,15 @@ pub(super) struct Run {
 
 /// Some positions of a split and the columns of their values.
 #[derive(Clone, Copy)]
-struct Values {
-    split: usize,
+pub(super) struct Values {
+    pub(super) split: usize,
     /// The first unit.
-    unit: usize,
-    first_column: usize,
-    from: usize,
-    to: usize,
+    pub(super) unit: usize,
+    pub(super) first_column: usize,
+    pub(super) from: usize,
+    pub(super) to: usize,
     /// Whether the record holds the sums of the positions before; else they begin here.
-    resumes: bool,
-}
-
-/// One unit's softmax so far: values are `acc / sum`, weights relative to `max`.
-#[derive(Clone, Copy)]
-struct Softmax {
-    max: f32,
-    sum: f32,
+    pub(super) resumes: bool,
 }
 
 /// A tile being computed, in this thread's scratch.
@@ -168,13 +163,13 @@ impl<'a> Work<'a> {
         // Positions ascend with the units: all of these see those from the last's first to the first's last, if any.
         let (low, high) = (self.seen(first, split), self.seen(first + U - 1, split));
         let (common, resumes) = (high.start..low.end, high.start > low.start);
-        self.score::<S, E, U>(s, split, first, low.start..high.end);
+        let positions = low.start..high.end;
+        s.call(Score::<E, U> { work: self, split, first, positions, element: PhantomData });
         for unit in first..first + U {
-            let softmax = self.weigh(s, unit, self.seen(unit, split));
+            let seen = self.seen(unit, split);
+            s.call(Weigh { work: self, unit, seen });
             let end = self.padded_dim;
             let record = &mut self.partial[unit * (end + LANES)..][..end + LANES];
-            record[end] = softmax.max;
-            record[end + 1] = softmax.sum;
             if resumes {
                 record[..end].fill(0.0);
             }
@@ -189,12 +184,14 @@ impl<'a> Work<'a> {
                         true => (common.start.max(common.end), seen.end),
                     };
                     if from < to {
-                        self.value_columns::<S, E, 1>(s, Values { split, unit, first_column, from, to, resumes: true });
+                        let values = Values { split, unit, first_column, from, to, resumes: true };
+                        s.call(Weighted::<E, 1> { work: self, values, element: PhantomData });
                     }
                 }
                 if !is_after && !common.is_empty() {
                     let Range { start: from, end: to } = common;
-                    self.value_columns::<S, E, U>(s, Values { split, unit: first, first_column, from, to, resumes });
+                    let values = Values { split, unit: first, first_column, from, to, resumes };
+                    s.call(Weighted::<E, U> { work: self, values, element: PhantomData });
                 }
             }
         }
@@ -203,7 +200,13 @@ impl<'a> Work<'a> {
 
     /// `scores = scale * q · k` for some of the split's positions (and some beyond, in whole vectors).
     #[inline(always)]
-    fn score<S: Simd, E: Float, const U: usize>(&mut self, s: S, split: usize, first: usize, positions: Range<usize>) {
+    pub(super) fn score<S: Simd, E: Float, const U: usize>(
+        &mut self,
+        s: S,
+        split: usize,
+        first: usize,
+        positions: Range<usize>,
+    ) {
         let (block_size, dim) = (self.layer.block_size, self.layer.dim);
         for u in 0..U {
             for (d, &x) in self.query(first + u).iter().enumerate() {
@@ -244,9 +247,9 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Caps a unit's scores and turns them into `exp(score - max)`.
+    /// Caps a unit's scores and turns them into `exp(score - max)`, with maximum and sum in its record.
     #[inline(always)]
-    fn weigh<S: Simd>(&mut self, s: S, unit: usize, seen: Range<usize>) -> Softmax {
+    pub(super) fn weigh<S: Simd>(&mut self, s: S, unit: usize, seen: Range<usize>) {
         // Lanes are those of the split's positions whatever the window leaves out: whole vectors of nothing add nothing.
         let (first, padded) = (seen.start / LANES * LANES, seen.end.next_multiple_of(LANES));
         let scores = &mut self.scores[unit * SCORE_LEN..][first..padded];
@@ -270,12 +273,14 @@ impl<'a> Work<'a> {
             sum = s.add(sum, weight);
             s.store(weight, chunk);
         }
-        Softmax { max, sum: s.sum(sum) }
+        let record_len = self.padded_dim + LANES;
+        let record = &mut self.partial[unit * record_len..][..record_len];
+        record[self.padded_dim..][..2].copy_from_slice(&[max, s.sum(sum)]);
     }
 
     /// Up to four vectors of columns.
     #[inline(always)]
-    fn value_columns<S: Simd, E: Float, const U: usize>(&mut self, s: S, values: Values) {
+    pub(super) fn value_columns<S: Simd, E: Float, const U: usize>(&mut self, s: S, values: Values) {
         let rest = self.layer.dim - values.first_column;
         if rest >= 4 * LANES {
             return self.values::<S, E, U, 4, false>(s, values);

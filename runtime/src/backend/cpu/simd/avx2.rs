@@ -17,6 +17,7 @@ pub(in super::super) struct Avx2(());
 pub(in super::super) struct Pair<T>(T, T);
 
 /// Runs a kernel compiled for AVX2 with FMA.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c,bmi2,popcnt")]
 pub(super) fn run<K: Kernel>(kernel: K) {
     kernel.run(Avx2(()));
@@ -235,6 +236,10 @@ impl Simd for Avx2 {
         both!(_mm256_add_epi32, acc, sum)
     }
 
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        intrinsic!(run(kernel));
+    }
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         intrinsic!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))

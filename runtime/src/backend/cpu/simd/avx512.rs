@@ -12,6 +12,7 @@ use super::{Kernel, LANES, Simd};
 pub(in super::super) struct Avx512(());
 
 /// Runs a kernel compiled for AVX-512 with VNNI.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2,popcnt")]
 pub(super) fn run<K: Kernel>(kernel: K) {
     kernel.run(Avx512(()));
@@ -174,6 +175,10 @@ impl Simd for Avx512 {
         intrinsic!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(bytemuck::cast(a))))
     }
 
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        intrinsic!(run(kernel));
+    }
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         intrinsic!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))

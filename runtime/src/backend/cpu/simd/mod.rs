@@ -75,6 +75,9 @@ pub(super) trait Simd: Copy {
     /// Per lane: `acc + sum of w[i] * a[i]` over its 4 bytes, for any `w`.
     fn dot(self, acc: Self::I, w: Self::B, a: [i8; 4]) -> Self::I;
 
+    /// Runs a kernel as a function of its own: what is inlined into one function takes the compiler more than its share.
+    fn call<K: Kernel>(self, kernel: K);
+
     /// Asks for the cache line at an address, which need not be valid.
     fn prefetch(self, at: *const u8);
 
@@ -224,7 +227,7 @@ impl Vectors {
             #[cfg(target_arch = "aarch64")]
             // SAFETY: `new` has found the instructions on this CPU.
             Isa::Neon => unsafe { neon::run(kernel) },
-            _ => kernel.run(Portable),
+            _ => Portable.call(kernel),
         }
     }
 }

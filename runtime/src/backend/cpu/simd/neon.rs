@@ -17,10 +17,12 @@ struct Neon<D>(D);
 #[derive(Clone, Copy)]
 struct Quad<T>(T, T, T, T);
 
-/// `Simd::dot_small` and `Simd::dot`, given the 4 activations in every lane.
+/// `Simd::dot_small` and `Simd::dot`, given the 4 activations in every lane, and the way to the functions of a set.
 trait Dots: Copy {
     fn small(self, acc: Quad<int32x4_t>, w: Quad<uint8x16_t>, a: int8x16_t) -> Quad<int32x4_t>;
     fn any(self, acc: Quad<int32x4_t>, w: Quad<uint8x16_t>, a: int8x16_t) -> Quad<int32x4_t>;
+    /// `Simd::call`.
+    fn call<K: Kernel>(self, kernel: K);
 }
 
 /// What every CPU has: products of 16 bits.
@@ -36,18 +38,21 @@ struct Dotprod(());
 struct I8mm(());
 
 /// Runs a kernel compiled for NEON.
+#[inline(never)]
 #[target_feature(enable = "neon")]
 pub(super) fn run<K: Kernel>(kernel: K) {
     kernel.run(Neon(Baseline(())));
 }
 
 /// Runs a kernel compiled for NEON with dotprod.
+#[inline(never)]
 #[target_feature(enable = "neon,dotprod")]
 pub(super) fn run_dotprod<K: Kernel>(kernel: K) {
     kernel.run(Neon(Dotprod(())));
 }
 
 /// Runs a kernel compiled for NEON with i8mm.
+#[inline(never)]
 #[target_feature(enable = "neon,i8mm")]
 pub(super) fn run_i8mm<K: Kernel>(kernel: K) {
     kernel.run(Neon(I8mm(())));
@@ -149,6 +154,10 @@ impl Dots for Baseline {
         let even = each!(vpadalq_s16, acc, each!(vmulq_s16, even_w, even_a));
         each!(vpadalq_s16, even, each!(vmulq_s16, odd_w, odd_a))
     }
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        intrinsic!(run(kernel));
+    }
 }
 
 impl Dots for Dotprod {
@@ -163,6 +172,10 @@ impl Dots for Dotprod {
         let moved = each!(veorq_u8, w, all(intrinsic!(vdupq_n_u8(128))));
         self.small(each!(vaddq_s32, acc, all(left_out)), moved, a)
     }
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        intrinsic!(run_dotprod(kernel));
+    }
 }
 
 impl Dots for I8mm {
@@ -173,6 +186,10 @@ impl Dots for I8mm {
     #[inline(always)]
     fn any(self, acc: Quad<int32x4_t>, w: Quad<uint8x16_t>, a: int8x16_t) -> Quad<int32x4_t> {
         each!(usdot, acc, w, all(a))
+    }
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        intrinsic!(run_i8mm(kernel));
     }
 }
 
@@ -324,6 +341,10 @@ impl<D: Dots> Simd for Neon<D> {
         self.0.any(acc, w, intrinsic!(vreinterpretq_s8_s32(vdupq_n_s32(bytemuck::cast(a)))))
     }
 
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        self.0.call(kernel);
+    }
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: a hint, which no address makes fault.

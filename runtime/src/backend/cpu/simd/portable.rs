@@ -5,7 +5,7 @@
 //! Invariant: lane by lane, no operation reads another lane. Compilers turn most of it into the target's baseline vectors
 //! (on x86-64 without FMA, `mul_add` is a call and slow).
 
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 
 /// Needs no proof: every CPU has it.
 #[derive(Clone, Copy)]
@@ -150,6 +150,10 @@ impl Simd for Portable {
     }
 
     /// Compilers have no portable word for it.
+    #[inline(never)]
+    fn call<K: Kernel>(self, kernel: K) {
+        kernel.run(self);
+    }
     #[inline]
     fn prefetch(self, _at: *const u8) {}
 }

@@ -11,12 +11,19 @@ use runtime::request::SamplingParams;
 use shaders::AdapterChoice;
 use support::{Ask, Heard, ask_all, ask_each, fixture, gpu, load, options};
 
-/// Unquantised, with q/k norms, two quantised formats, and experts, windows and sinks: every kind of kernel takes part.
-const MODELS: [&str; 5] =
-    ["llama-tiny", "qwen3-tiny", "gguf/llama-q4_1.gguf", "gguf/llama-q4_k.gguf", "families/gpt-oss-mxfp4"];
+/// Unquantised, with q/k norms, two quantised formats, experts, windows and sinks, and latent attention: every kind of kernel
+/// takes part.
+const MODELS: [&str; 6] = [
+    "llama-tiny",
+    "qwen3-tiny",
+    "gguf/llama-q4_1.gguf",
+    "gguf/llama-q4_k.gguf",
+    "families/gpt-oss-mxfp4",
+    "families/deepseek3",
+];
 
 /// Those of them that take part on wgpu, where a step of software Vulkan takes milliseconds.
-const WGPU_MODELS: [&str; 3] = ["qwen3-tiny", "gguf/llama-q4_1.gguf", "families/gpt-oss-mxfp4"];
+const WGPU_MODELS: [&str; 4] = ["qwen3-tiny", "gguf/llama-q4_1.gguf", "families/gpt-oss-mxfp4", "families/deepseek3"];
 
 /// The devices of this machine, each with its models.
 fn devices() -> Vec<(Device, &'static [&'static str])> {

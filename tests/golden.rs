@@ -361,6 +361,7 @@ fn programs_are_as_written_down() {
         ("gemma3", "families/gemma3"),
         ("phi3", "families/phi3"),
         ("smollm3", "families/smollm3"),
+        ("deepseek3", "families/deepseek3"),
         ("llama-gptq", "quantised/llama-gptq"),
     ] {
         let checkpoint = Checkpoint::open(&fixtures().join(model)).expect("sound");

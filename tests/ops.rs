@@ -3,7 +3,7 @@
 //! Invariant: a backend is one line of `backends` here; nothing about a case is known outside `runtime::backend::cases`.
 
 use runtime::backend::cases::{
-    AttentionCase, CODES, Case, CaseOp, FLOAT, FusedCase, FusedEnd, MoeCase, PartCase, Tolerance, all_cases,
+    AttentionCase, CODES, Case, CaseOp, FLOAT, FusedCase, FusedEnd, HeadsCase, MoeCase, PartCase, Tolerance, all_cases,
     build_case, run_built, run_case,
 };
 use runtime::backend::cpu::{CpuBackend, CpuOptions};
@@ -185,7 +185,9 @@ fn a_linear_passes_on_what_is_not_finite() {
 #[test]
 fn linear_does_not_depend_on_the_number_of_tokens() {
     let mut cases = all_cases();
-    cases.retain(|case| matches!(case.op, CaseOp::Linear { .. } | CaseOp::FusedLinear(_) | CaseOp::Moe(_)));
+    cases.retain(|case| {
+        matches!(case.op, CaseOp::Linear { .. } | CaseOp::FusedLinear(_) | CaseOp::Moe(_) | CaseOp::Heads(_))
+    });
     for (name, make) in invariant_backends() {
         for_all(&share(name, &cases), |case| {
             let whole = run(&make, case)?;
@@ -193,7 +195,8 @@ fn linear_does_not_depend_on_the_number_of_tokens() {
                 let mut few = case.clone();
                 let (CaseOp::Linear { tokens, .. }
                 | CaseOp::FusedLinear(FusedCase { tokens, .. })
-                | CaseOp::Moe(MoeCase { tokens, .. })) = &mut few.op
+                | CaseOp::Moe(MoeCase { tokens, .. })
+                | CaseOp::Heads(HeadsCase { tokens, .. })) = &mut few.op
                 else {
                     unreachable!("retained above");
                 };

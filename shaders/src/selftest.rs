@@ -8,8 +8,8 @@
 use std::collections::BTreeSet;
 
 use runtime::backend::cases::{
-    AttentionCase, CODES, Case, CaseOp, EXACT, FLOAT, FusedCase, FusedEnd, MoeCase, PartCase, SampleCase, Tolerance,
-    TurnCase, attention_tolerance, run_case,
+    AttentionCase, CODES, Case, CaseOp, EXACT, FLOAT, FusedCase, FusedEnd, HeadsCase, MoeCase, PartCase, SampleCase,
+    Tolerance, TurnCase, attention_tolerance, run_case,
 };
 use runtime::backend::reference::ReferenceBackend;
 use runtime::error::DeviceError;
@@ -100,6 +100,7 @@ pub(crate) fn checks(
             }
             Op::Attention { layer, heads, head_dim, window, soft_cap, sinks, .. } => {
                 let plane = state.layers[layer.index()][0].spec;
+                let is_shared = program.states[layer.index()].is_shared();
                 // Before, the positions are stored and attended to whole; then some tokens, those of a tree split by split.
                 let tree = vec![None, Some(0), Some(0)];
                 let mut rows_and_trees = vec![(vec![(split + 2, 3), (0, 1)], vec![tree]), (vec![(0, 19)], vec![])];
@@ -116,6 +117,7 @@ pub(crate) fn checks(
                         soft_cap: *soft_cap,
                         sinks: sinks.is_some(),
                         trees,
+                        is_shared,
                         ..AttentionCase::causal(heads / plane.heads, 1, *head_dim, plane.dtype)
                     };
                     add(attention_tolerance(&case), CaseOp::Attention(case));
@@ -127,6 +129,18 @@ pub(crate) fn checks(
             Op::MoeRoute { logits, bias, router, .. } => {
                 let case = CaseOp::MoeRoute { experts: width(logits), router: *router, bias: bias.is_some(), tokens };
                 add(FLOAT, case);
+            }
+            Op::MoeLinear { route: None, parts, .. } => {
+                for part in parts {
+                    let &[heads, out_features, in_features] = program.weights[part.weight.index()].shape.as_slice()
+                    else {
+                        unreachable!("check has passed the program");
+                    };
+                    let format = weights.matrix_of(part.weight)?.format;
+                    let heads = heads.min(2);
+                    let case = HeadsCase { heads, in_features, out_features, format, tokens };
+                    add(CODES, CaseOp::Heads(case));
+                }
             }
             Op::MoeLinear { parts, .. } => {
                 for part in parts {

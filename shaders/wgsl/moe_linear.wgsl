@@ -1,4 +1,4 @@
-// out[t, j, n] = sum over k of x[t (, j), k] * w[e(t, j), n, k] + bias[e(t, j), n], e(t, j) being route[t, j].
+// out[t, j, n] = sum over k of x[t (, j), k] * w[e(t, j), n, k] + bias[e(t, j), n], e(t, j) being route[t, j], or with EACH j.
 // x [tokens, in_features], or with per_choice [tokens * top_k, in_features]; route [tokens, 2 top_k]; codes, side: one matrix of
 // whole panels of 64 rows per expert from first_expert on, in one of format/; bias [experts, rows]; out [tokens * top_k, out_stride]
 // at column out_column. A workgroup owns LANES * ROWS rows of one choice, a lane ROWS of them; a choice whose expert lies in
@@ -31,6 +31,7 @@ struct Params {
 
 const ROWS: u32 = 4u; //!set rows of the matrix per lane
 const LANES: u32 = 16u; //!set lanes along the rows
+const EACH: bool = false; //!set whether choice j is matrix j; route is not touched
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index) lane: u32) {
@@ -39,7 +40,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3u, @builtin(local_invocation_index
     let token = workgroup.y;
     let choice = workgroup.x / blocks;
     let block = workgroup.x % blocks;
-    let expert = u32(route[token * 2u * params.top_k + choice]) - params.first_expert;
+    var chosen = choice;
+    if !EACH {
+        chosen = u32(route[token * 2u * params.top_k + choice]);
+    }
+    let expert = chosen - params.first_expert;
     // An expert before the piece wraps around to a large number.
     if expert >= params.num_experts {
         return;

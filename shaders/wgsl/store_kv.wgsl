@@ -1,6 +1,7 @@
 // Rounds K and V of each token to the cache's type and stores them at slots[t] = block * block_size + place.
 // k, v [tokens, stride], heads at a column offset; keys, values: planes [blocks, heads, block_size, head_dim]; key_scales,
 // value_scales: planes [blocks, heads, block_size], touched by types with scales only.
+// With SHARED the keys are the values: v is k, and no other plane is touched.
 // A lane owns four elements of K and of V. Exact (one rounding, ties to even). Strides, offsets and head_dim: multiples of 4.
 //!use kv_store/f16.wgsl as KV
 //!use shared/largest.wgsl
@@ -24,6 +25,7 @@ struct Params {
 @group(0) @binding(7) var<storage, read_write> value_scales: array<f32>;
 
 const LANES: u32 = 32u; //!set lanes per workgroup, along the width of K; where elements have scales, those of whole heads
+const SHARED: bool = false; //!set whether the keys are the values
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(global_invocation_id) id: vec3u, @builtin(local_invocation_id) local: vec3u) {
@@ -43,9 +45,13 @@ fn main(@builtin(global_invocation_id) id: vec3u, @builtin(local_invocation_id) 
     let key_scaling = scale_of(largest.x);
     let value_scaling = scale_of(largest.y);
     store_key(quad, key, key_scaling);
-    store_value(quad, value, value_scaling);
+    if !SHARED {
+        store_value(quad, value, value_scaling);
+    }
     if lane % params.head_quads == 0u {
         store_key_scale(entry, key_scaling.x);
-        store_value_scale(entry, value_scaling.x);
+        if !SHARED {
+            store_value_scale(entry, value_scaling.x);
+        }
     }
 }

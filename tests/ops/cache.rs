@@ -51,7 +51,8 @@ pub(super) fn path(start: usize, parents: Option<&Vec<Option<u32>>>, index: usiz
 /// Attention without pages: `qkv` holds every row's tokens one after the other.
 pub(super) fn attention_f64(case: &AttentionCase, qkv: &[f32], sinks: Option<&[f64]>) -> Vec<f64> {
     let (heads, kv_heads, dim) = (case.heads as usize, case.kv_heads as usize, case.head_dim as usize);
-    let width = (heads + 2 * kv_heads) * dim;
+    let values = if case.is_shared { heads } else { heads + kv_heads };
+    let width = (values + kv_heads) * dim;
     let scale = f64::from(6.0 / (case.head_dim as f32).sqrt());
     let (mut out, mut first) = (Vec::new(), 0);
     for (row, &(start, length)) in case.rows.iter().enumerate() {
@@ -67,7 +68,8 @@ pub(super) fn attention_f64(case: &AttentionCase, qkv: &[f32], sinks: Option<&[f
             let unseen = case.window.map_or(0, |window| path.len().saturating_sub(window as usize));
             let seen: Vec<&[f64]> = path[unseen..].iter().map(|&other| cached[other].as_slice()).collect();
             for head in 0..heads {
-                let (k_at, v_at) = (heads + head / (heads / kv_heads), heads + kv_heads + head / (heads / kv_heads));
+                let kv_head = head / (heads / kv_heads);
+                let (k_at, v_at) = (heads + kv_head, values + kv_head);
                 let q = &token[head * dim..][..dim];
                 let score = |entry: &&[f64]| {
                     let k = &entry[k_at * dim..][..dim];

@@ -49,7 +49,7 @@ fn selection(class: DeviceClass) -> Vec<Case> {
         | CaseOp::GatherColumns { width, .. }
         | CaseOp::SelectRows { width, .. } => [40, 1536].contains(width),
         CaseOp::NormHeads { .. } | CaseOp::Rope { .. } | CaseOp::ScaleByPosition { .. } | CaseOp::Sample(_) => true,
-        CaseOp::MoeRoute { .. } | CaseOp::Moe(_) => true,
+        CaseOp::MoeRoute { .. } | CaseOp::Moe(_) | CaseOp::Heads(_) => true,
         CaseOp::Attention(AttentionCase { heads, head_dim, rows, moves, trees, .. }) => {
             *moves == BlockMoves::None
                 && ([(9, 64), (2, 256), (7, 20), (6, 20)].contains(&(*heads, *head_dim))

@@ -83,6 +83,11 @@ impl<'a> Builder<'a> {
         format!("{}.{suffix}", self.stem(house))
     }
 
+    /// As `file_name`, for names that have nothing behind them in Hugging Face files.
+    pub fn bare_name(&self, house: &str, suffix: &str) -> String {
+        if self.checkpoint.container.is_hf() { self.stem(house) } else { self.file_name(house, suffix) }
+    }
+
     /// The name in the file of `layers.3.attn.q` and the like, as its table has it.
     pub fn stem(&self, house: &str) -> String {
         let layer = house.strip_prefix("layers.").and_then(|rest| rest.split('.').next()).unwrap_or_default();
@@ -165,19 +170,26 @@ impl<'a> Builder<'a> {
         let mut parts: Vec<HostTensor> = Vec::new();
         for expert in 0..experts {
             let stem = self.stem(house).replace("{e}", &expert.to_string());
-            let Matrix { tensor, input_order, names } = self.matrix(&stem, &[rows, cols])?;
-            if input_order.is_some() {
-                let expected = "columns in the order of its inputs";
-                return Err(self.tensor_error(&stem, expected, "another order (desc_act), which experts may not have"));
-            }
+            let tensor = self.read(&stem, &[rows, cols])?;
             if let Some(first) = parts.first().filter(|first| first.format != tensor.format) {
                 let expected = format!("{}, as '{}' has", first.format, first.name);
                 return Err(self.tensor_error(&stem, expected, tensor.format.name()));
             }
-            self.bound.extend(names);
             parts.push(tensor);
         }
-        Ok(self.add(house, HostTensor::stacked(name, parts)))
+        Ok(self.add_made(house, HostTensor::stacked(name, parts)))
+    }
+
+    /// Matrices of the file that weights are made of: `add_made` adds those.
+    pub fn read(&mut self, stem: &str, shape: &[u32]) -> Result<HostTensor, LoadError> {
+        let Matrix { tensor, input_order, names } = self.matrix(stem, shape)?;
+        if input_order.is_some() {
+            let expected = "columns in the order of its inputs";
+            return Err(self.tensor_error(stem, expected, "another order (desc_act), which this matrix may not have"));
+        }
+        self.bound.extend(names);
+        self.num_parameters += num_elements(&tensor);
+        Ok(tensor)
     }
 
     /// Binds a norm's weight; some files store it without the 1 that belongs to it.
@@ -210,9 +222,14 @@ impl<'a> Builder<'a> {
         Ok(tensor)
     }
 
-    /// Adds a weight that is a tensor of the file, or one made of such.
+    /// Adds a weight that is a tensor of the file.
     pub fn add(&mut self, house: &str, tensor: HostTensor) -> WeightId {
-        self.num_parameters += tensor.shape.iter().product::<usize>() as u64;
+        self.num_parameters += num_elements(&tensor);
+        self.add_made(house, tensor)
+    }
+
+    /// Adds a weight made of what `read` gave.
+    pub fn add_made(&mut self, house: &str, tensor: HostTensor) -> WeightId {
         self.add_computed(house, tensor.quantised(self.quantisation.of(house)))
     }
 
@@ -221,6 +238,14 @@ impl<'a> Builder<'a> {
         self.program.weights.push(WeightInfo { name: house.into(), shape });
         self.weights.push(tensor);
         WeightId(self.weights.len() as u32 - 1)
+    }
+
+    /// Nothing reads the layers past the last: they serve something else.
+    pub fn ignore_layers(&mut self, first: u32, count: u32) {
+        let layers: Vec<String> = (first..first + count).map(|layer| format!("model.layers.{layer}.")).collect();
+        let in_file = self.checkpoint.tensors.keys().chain(self.checkpoint.quantised.names());
+        let unread = in_file.filter(|name| layers.iter().any(|layer| name.starts_with(layer)));
+        self.bound.extend(unread.cloned());
     }
 
     /// Nothing reads this tensor of the file, and that is right.
@@ -293,6 +318,10 @@ impl<'a> Builder<'a> {
         };
         Ok(Model { program: self.program, weights: self.weights, info })
     }
+}
+
+fn num_elements(tensor: &HostTensor) -> u64 {
+    tensor.shape.iter().product::<usize>() as u64
 }
 
 /// A tensor for `--load-format dummy`: bf16, matrices uniform in ±0.05 (by a 64-bit LCG, the same every time), vectors 1.

@@ -44,6 +44,19 @@ impl DecoderConfig {
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => return Err(reader.error(HEADS, format!("{heads} heads do not divide hidden size {hidden}"))),
         };
+        if let Some(dim) = reader.u32(VALUE_DIM)?.filter(|&dim| dim != head_dim) {
+            return Err(reader.unsupported(
+                "setting",
+                format!("{} = {dim}", reader.name(VALUE_DIM)),
+                &head_dim.to_string(),
+            ));
+        }
+        Self::with_head_dim(reader, tied, head_dim)
+    }
+
+    /// As `read`, for families that have sizes of heads of their own.
+    pub fn with_head_dim(reader: &Reader<'_>, tied: bool, head_dim: u32) -> Result<Self, LoadError> {
+        let (hidden, heads) = (reader.size(HIDDEN)?, reader.size(HEADS)?);
         let kv_heads = if reader.u32(KV_HEADS)?.is_some() { reader.size(KV_HEADS)? } else { heads };
         if !heads.is_multiple_of(kv_heads) {
             return Err(reader.error(KV_HEADS, format!("{heads} heads are not a multiple of {kv_heads}")));
@@ -51,13 +64,6 @@ impl DecoderConfig {
         let too_wide = heads.checked_mul(head_dim).is_none_or(|width| width > MAX_SIZE);
         if too_wide || !head_dim.is_multiple_of(2) {
             return Err(reader.error(HEAD_DIM, format!("{heads} heads of {head_dim} elements are out of range")));
-        }
-        if let Some(dim) = reader.u32(VALUE_DIM)?.filter(|&dim| dim != head_dim) {
-            return Err(reader.unsupported(
-                "setting",
-                format!("{} = {dim}", reader.name(VALUE_DIM)),
-                &head_dim.to_string(),
-            ));
         }
         Ok(Self {
             hidden,

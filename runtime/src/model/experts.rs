@@ -8,7 +8,7 @@ use super::layers::Decoder;
 use super::reader::{Key, Reader};
 use crate::error::LoadError;
 use crate::program::{FusedNorm, LinearEnd, LinearPart, Op, Router, RowDim};
-use crate::weights::{Container, HostTensor, Matrix};
+use crate::weights::{HostTensor, Matrix};
 
 const EXPERTS: [Key; 3] = [
     Key { hf: "num_local_experts", gguf: "expert_count" },
@@ -70,7 +70,7 @@ impl Decoder<'_> {
         let logits = self.builder.slot(&slot("router"), RowDim::Tokens, experts.num_experts);
         self.builder.push(Op::Linear { x: normed, parts: vec![router], out: logits });
         let bias = experts.correction.then(|| {
-            let name = self.builder.file_name(&house("correction"), "bias");
+            let name = self.builder.bare_name(&house("correction"), "bias");
             self.builder.bind(&house("correction"), name, &[experts.num_experts])
         });
         let route = self.builder.slot(&slot("route"), RowDim::Tokens, 2 * top_k);
@@ -78,13 +78,13 @@ impl Decoder<'_> {
 
         let parts = self.gates_and_ups(i, experts)?;
         let product = self.builder.slot(&slot("gate_up"), RowDim::Tokens, top_k * 2 * n);
-        self.builder.push(Op::MoeLinear { x: normed, route, parts, out: product });
+        self.builder.push(Op::MoeLinear { x: normed, route: Some(route), parts, out: product });
         let gated = self.builder.slot(&slot("gated"), RowDim::Tokens, top_k * n);
         let activation = self.spec.activation;
         self.builder.push(Op::GatedActivation { x: product, groups: top_k, activation, out: gated });
         let down = self.downs(i, experts)?;
         let back = self.builder.slot(&slot("down"), RowDim::Tokens, top_k * hidden);
-        self.builder.push(Op::MoeLinear { x: gated, route, parts: vec![down], out: back });
+        self.builder.push(Op::MoeLinear { x: gated, route: Some(route), parts: vec![down], out: back });
         self.builder.push(Op::MoeCombine { x: back, route, residual: self.residual });
         match experts.shared {
             Some(shared) => self.shared(i, normed, shared),
@@ -115,7 +115,7 @@ impl Decoder<'_> {
     fn gates_and_ups(&mut self, i: u32, experts: &ExpertsSpec) -> Result<Vec<LinearPart>, LoadError> {
         let shape = [experts.num_experts, experts.intermediate, self.config.hidden];
         let house = |name: &str| format!("layers.{i}.mlp.experts.{name}");
-        if experts.layout == ExpertLayout::Separate || matches!(self.builder.checkpoint.container, Container::Gguf(_)) {
+        if experts.layout == ExpertLayout::Separate || !self.builder.checkpoint.container.is_hf() {
             return ["gate", "up"].into_iter().map(|name| self.separate(&house(name), shape, experts.bias)).collect();
         }
         let [count, n, hidden] = shape;
@@ -135,7 +135,7 @@ impl Decoder<'_> {
     fn downs(&mut self, i: u32, experts: &ExpertsSpec) -> Result<LinearPart, LoadError> {
         let shape = [experts.num_experts, self.config.hidden, experts.intermediate];
         let house = format!("layers.{i}.mlp.experts.down");
-        if experts.layout == ExpertLayout::Separate || matches!(self.builder.checkpoint.container, Container::Gguf(_)) {
+        if experts.layout == ExpertLayout::Separate || !self.builder.checkpoint.container.is_hf() {
             return self.separate(&house, shape, experts.bias);
         }
         let tensor = self.turned(&house, shape)?;

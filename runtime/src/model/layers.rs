@@ -6,6 +6,7 @@
 use super::builder::{Builder, Part};
 use super::config::DecoderConfig;
 use super::experts::ExpertsSpec;
+use super::latent::LatentSpec;
 use super::names::Name;
 use super::rope::RopeTable;
 use super::{LoadOptions, Model};
@@ -14,7 +15,7 @@ use crate::ids::{Layer, Slot, WeightId};
 use crate::program::{
     Activation, FusedNorm, LinearEnd, LinearPart, Op, Plane, RopePairing, Rotary, RowDim, SlotInfo, StateSpec, View,
 };
-use crate::weights::{Checkpoint, Container};
+use crate::weights::Checkpoint;
 
 /// What a decoder has besides its sizes.
 pub(super) struct DecoderSpec {
@@ -54,6 +55,10 @@ pub(super) struct DecoderSpec {
     pub sinks: bool,
     /// Of the layers that have experts.
     pub experts: Option<ExpertsSpec>,
+    /// Attention over latent rows, in all layers.
+    pub latent: Option<LatentSpec>,
+    /// Layers of the file past the last: they predict further tokens (DeepSeek-AI 2024, "DeepSeek-V3", 2.2), which is not built.
+    pub unread_layers: u32,
 }
 
 /// Which linears have biases; `None`: look whether the tensors are there.
@@ -97,6 +102,8 @@ impl DecoderSpec {
             query_growth: None,
             sinks: false,
             experts: None,
+            latent: None,
+            unread_layers: 0,
         }
     }
 
@@ -139,23 +146,27 @@ pub(super) fn decoder(
     builder.push(Op::Embed { table, scale: spec.embed_scale, out: residual });
     let mut decoder = Decoder { builder, options, config, spec, ropes, residual };
     for (i, layer) in spec.layers.iter().enumerate() {
-        decoder.attention(i as u32, layer)?;
+        match spec.latent {
+            Some(latent) => decoder.latent_attention(i as u32, layer, latent)?,
+            None => decoder.attention(i as u32, layer)?,
+        }
         match spec.experts.as_ref().filter(|_| layer.has_experts) {
             Some(experts) => decoder.experts(i as u32, experts)?,
             None => decoder.mlp(i as u32)?,
         }
     }
     decoder.head(table, vocab)?;
+    decoder.builder.ignore_layers(config.num_layers, spec.unread_layers);
     decoder.builder.finish(vocab, config)
 }
 
 /// A decoder in the making.
 pub(super) struct Decoder<'a> {
     pub builder: Builder<'a>,
-    options: &'a LoadOptions,
+    pub options: &'a LoadOptions,
     pub config: &'a DecoderConfig,
     pub spec: &'a DecoderSpec,
-    ropes: Vec<Rotary>,
+    pub ropes: Vec<Rotary>,
     pub residual: Slot,
 }
 
@@ -168,7 +179,7 @@ impl Decoder<'_> {
     }
 
     /// `residual += x · partᵀ`, normed before it is added where the family does so, as a block ends.
-    fn add_linear(&mut self, x: Slot, block: &str, product: &str, part: &Part<'_>) -> Result<(), LoadError> {
+    pub fn add_linear(&mut self, x: Slot, block: &str, product: &str, part: &Part<'_>) -> Result<(), LoadError> {
         let part = self.builder.part(part, self.builder.width(x))?;
         let out = self.residual;
         let SlotInfo { rows, width, .. } = self.builder.program.slots[out.index()];
@@ -215,7 +226,7 @@ impl Decoder<'_> {
                 let (x, rotary) = (view(0, q_width + kv_width), self.ropes[rope]);
                 Op::RopeStoreKv { x, v, rotary, head_dim, layer: state }
             }
-            None => Op::StoreKv { k, v, layer: state },
+            None => Op::StoreKv { k, v: Some(v), layer: state },
         });
         if let Some((beta, period)) = spec.query_growth {
             self.builder.push(Op::ScaleByPosition { x: q, beta, period });
@@ -228,12 +239,8 @@ impl Decoder<'_> {
         self.add_linear(out, &format!("layers.{i}.attn"), &format!("l{i}.attn_out"), &part)
     }
 
-    /// Hugging Face files have no `.weight` behind this name.
     fn sinks(&mut self, house: &str) -> Result<WeightId, LoadError> {
-        let name = match self.builder.checkpoint.container {
-            Container::Gguf(_) => self.builder.file_name(house, "weight"),
-            Container::HuggingFace { .. } => self.builder.stem(house),
-        };
+        let name = self.builder.bare_name(house, "weight");
         self.builder.bind(house, name, &[self.config.heads])
     }
 

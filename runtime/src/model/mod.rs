@@ -4,9 +4,11 @@
 
 mod builder;
 mod config;
+mod deepseek;
 mod experts;
 mod gemma;
 mod gpt_oss;
+mod latent;
 mod layers;
 mod llama;
 mod mistral;

@@ -47,6 +47,15 @@ pub(super) const EXPERTS: &[Name] = &[
     Name { house: "layers.{i}.mlp.experts.down", gguf: "blk.{i}.ffn_down_exps", hf: "model.layers.{i}.mlp.experts.{e}.down_proj" },
 ];
 
+/// What goes into the choice of experts beside their logits, and experts that all tokens share.
+#[rustfmt::skip]
+pub(super) const SHARED_EXPERTS: &[Name] = &[
+    Name { house: "layers.{i}.mlp.correction", gguf: "blk.{i}.exp_probs_b", hf: "model.layers.{i}.mlp.gate.e_score_correction_bias" },
+    Name { house: "layers.{i}.mlp.shared.gate", gguf: "blk.{i}.ffn_gate_shexp", hf: "model.layers.{i}.mlp.shared_experts.gate_proj" },
+    Name { house: "layers.{i}.mlp.shared.up", gguf: "blk.{i}.ffn_up_shexp", hf: "model.layers.{i}.mlp.shared_experts.up_proj" },
+    Name { house: "layers.{i}.mlp.shared.down", gguf: "blk.{i}.ffn_down_shexp", hf: "model.layers.{i}.mlp.shared_experts.down_proj" },
+];
+
 /// The norm before a feed-forward block.
 #[rustfmt::skip]
 pub(super) const MLP_NORM: &[Name] = &[

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a checkpoint's own name for its architecture decides; an unknown one is an error that lists what is known.
 
-use super::{LoadOptions, Model, gemma, gpt_oss, llama, mistral, mixtral, phi3, qwen, smollm3};
+use super::{LoadOptions, Model, deepseek, gemma, gpt_oss, llama, mistral, mixtral, phi3, qwen, smollm3};
 use crate::error::LoadError;
 use crate::weights::{Checkpoint, Container};
 
@@ -40,6 +40,12 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture { title: "Gemma 2", hf: &["Gemma2ForCausalLM"], gguf: &["gemma2"], load: gemma::load_2 },
     Architecture { title: "Gemma 3 (text)", hf: &["Gemma3ForCausalLM"], gguf: &["gemma3"], load: gemma::load_3 },
     Architecture { title: "Phi-3, Phi-3.5, Phi-4", hf: &["Phi3ForCausalLM"], gguf: &["phi3"], load: phi3::load },
+    Architecture {
+        title: "DeepSeek-V2, V3, R1, Kimi K2",
+        hf: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
+        gguf: &["deepseek2"],
+        load: deepseek::load,
+    },
     Architecture { title: "SmolLM3", hf: &["SmolLM3ForCausalLM"], gguf: &["smollm3"], load: smollm3::load },
 ];
 

@@ -53,6 +53,8 @@ pub(super) struct Yarn {
     pub truncate: bool,
     /// Multiplies sines and cosines.
     pub amplitude: f32,
+    /// transformers' `mscale_all_dim`, which some families scale attention by; 0 where the file does not say.
+    pub all_dims: f32,
 }
 
 /// What the op needs: `inv_freq` `[rotary_dim / 2]`, and what sines and cosines are multiplied by.
@@ -200,6 +202,7 @@ impl<'a> RopeReader<'a> {
                     beta_slow: beta("scaling.yarn_beta_slow", 1.0)?,
                     truncate: true,
                     amplitude: amplitude.unwrap_or(1.0) * yarn_amplitude(factor, 1.0) / yarn_amplitude(factor, all),
+                    all_dims: all,
                 })
             }
             None | Some("linear") => match self.gguf_factors(original, rotary_dim)? {
@@ -331,6 +334,7 @@ impl HfRope<'_> {
             beta_slow: self.f32("beta_slow")?.unwrap_or(1.0),
             truncate,
             amplitude,
+            all_dims: self.f32("mscale_all_dim")?.unwrap_or(0.0),
         }))
     }
 
@@ -386,6 +390,7 @@ mod tests {
             beta_slow: 1.0,
             truncate: true,
             amplitude: yarn_amplitude(4.0, 1.0),
+            all_dims: 0.0,
         };
         let (plain, scaled) = (table(1e6, 128, RopeScaling::None), table(1e6, 128, RopeScaling::Yarn(yarn)));
         // 32 turns in 32768: a wave of 1024, pair 23.6; one turn: pair 39.6.

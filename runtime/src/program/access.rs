@@ -73,14 +73,18 @@ impl Op {
             | Self::MoeRoute { logits: x, out, .. }
             | Self::SelectRows { x, out }
             | Self::GatherColumns { x, out, .. } => vec![read(x), write(out)],
-            Self::MoeLinear { x, route, out, .. } => vec![read(x), read(route), write(out)],
+            Self::MoeLinear { x, route, out, .. } => {
+                [Some(read(x)), route.map(read), Some(write(out))].into_iter().flatten().collect()
+            }
             Self::MoeCombine { x, route, residual } => vec![read(x), read(route), change(residual)],
             Self::Attention { q, out, .. } => vec![read(q.slot), write(out)],
             Self::NormHeads { x, .. } | Self::Rope { x, .. } | Self::ScaleByPosition { x, .. } => vec![change(x.slot)],
             Self::SoftCap { x, .. } => vec![change(x)],
             Self::Add { residual, x } => vec![read(x), change(residual)],
-            Self::StoreKv { k, v, .. } if k.slot == v.slot => vec![read(k.slot)],
-            Self::StoreKv { k, v, .. } => vec![read(k.slot), read(v.slot)],
+            Self::StoreKv { k, v, .. } => {
+                let other = v.map(|v| v.slot).filter(|&slot| slot != k.slot);
+                [k.slot].into_iter().chain(other).map(read).collect()
+            }
             Self::RopeStoreKv { x, v, .. } if x.slot == v.slot => vec![change(x.slot)],
             Self::RopeStoreKv { x, v, .. } => vec![read(v.slot), change(x.slot)],
             Self::FusedLinear { x, norm, ref end, out, .. } => {

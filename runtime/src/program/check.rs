@@ -188,7 +188,10 @@ impl Checker<'_> {
             }
             Op::StoreKv { k, v, layer } => {
                 let plane = self.plane(*layer)?;
-                for (name, view) in [("k", k), ("v", v)] {
+                let has_values = !self.program.states[layer.index()].is_shared();
+                self.equal("v", "values of their own:", has_values, v.is_some())?;
+                for (name, view) in [("k", Some(k)), ("v", v.as_ref())] {
+                    let Some(view) = view else { continue };
                     self.heads(*view, plane.dim)?;
                     self.equal(name, "width of the plane", u64::from(plane.heads) * u64::from(plane.dim), view.width)?;
                 }
@@ -264,8 +267,11 @@ impl Checker<'_> {
         Ok(())
     }
 
-    fn experts(&self, x: Slot, route: Slot, parts: &[LinearPart], out: Slot) -> Result<(), LoadError> {
-        let top_k = self.rows_of(route, RowDim::Tokens)? / 2;
+    fn experts(&self, x: Slot, route: Option<Slot>, parts: &[LinearPart], out: Slot) -> Result<(), LoadError> {
+        let top_k = match route {
+            Some(route) => self.rows_of(route, RowDim::Tokens)? / 2,
+            None => parts.first().map_or(Ok(0), |part| self.weight_shape(part.weight, 3).map(|shape| shape[0]))?,
+        };
         let in_width = self.rows_of(x, RowDim::Tokens)?;
         let (mut width, mut num_experts) = (0u64, None);
         for part in parts {
@@ -387,7 +393,7 @@ mod tests {
         assert!(error(|program| program.ops.push(stray)).contains("slot 99 (op 3, CheckFinite)"));
         assert!(error(|program| program.slots[1].width += 1).contains("width"));
         let store = View { slot: Slot(0), offset: u32::MAX, width: 2 };
-        let store = Op::StoreKv { k: store, v: store, layer: Layer(0) };
+        let store = Op::StoreKv { k: store, v: Some(store), layer: Layer(0) };
         assert!(error(|program| program.ops.insert(1, store)).contains("state 0"));
     }
 

@@ -85,7 +85,11 @@ impl Display for Line<'_> {
             Op::Rope { x, rotary, head_dim } => {
                 write!(f, "{kind} {}, {}, head_dim {head_dim}", p.view(*x), p.rotary(rotary))
             }
-            Op::StoreKv { k, v, layer } => write!(f, "{kind} {}, {}, state {layer}", p.view(*k), p.view(*v)),
+            Op::StoreKv { k, v, layer } => {
+                write!(f, "{kind} {}", p.view(*k))?;
+                v.map_or(Ok(()), |v| write!(f, ", {}", p.view(v)))?;
+                write!(f, ", state {layer}")
+            }
             Op::Attention { q, layer, heads, head_dim, scale, window, soft_cap, sinks, out } => {
                 let (out, q) = (p.slot_shape(*out), p.view(*q));
                 write!(f, "{out} = {kind} {q}, state {layer}, heads {heads}, head_dim {head_dim}, scale {scale}")?;
@@ -105,7 +109,9 @@ impl Display for Line<'_> {
                 if *renormalise { write!(f, ", renormalised") } else { Ok(()) }
             }
             Op::MoeLinear { x, route, parts, out } => {
-                write!(f, "{} = {kind} {}, {}, {}", p.slot_shape(*out), p.slot(*x), p.slot(*route), p.parts(parts))
+                write!(f, "{} = {kind} {}", p.slot_shape(*out), p.slot(*x))?;
+                route.map_or(Ok(()), |route| write!(f, ", {}", p.slot(route)))?;
+                write!(f, ", {}", p.parts(parts))
             }
             Op::MoeCombine { x, route, residual } => {
                 write!(f, "{kind} {} += {}, {}", p.slot(*residual), p.slot(*x), p.slot(*route))

@@ -186,8 +186,8 @@ pub enum Op {
     StoreKv {
         /// `[tokens, kv_heads * head_dim]`.
         k: View,
-        /// `[tokens, kv_heads * head_dim]`.
-        v: View,
+        /// `[tokens, kv_heads * head_dim]`; none where the layer's K is its V too.
+        v: Option<View>,
         /// Where to.
         layer: Layer,
     },
@@ -251,12 +251,13 @@ pub enum Op {
         /// `[tokens, 2 * top_k]`: ids of experts, then their weights.
         out: Slot,
     },
-    /// Each token's row times the matrices of its experts: `out[t, j] = concat(x · part[expert(t, j)]ᵀ + bias, …)`.
+    /// Each token's row times the matrices of its experts: `out[t, j] = concat(x · part[expert(t, j)]ᵀ + bias, …)`. Without a
+    /// route there are as many choices as matrices, and choice j's is matrix j: the heads of an input, each with its own.
     MoeLinear {
         /// `[tokens, in_features]`, or an input for each choice, `[tokens, top_k * in_features]`.
         x: Slot,
         /// `[tokens, 2 * top_k]`, as `MoeRoute` has it.
-        route: Slot,
+        route: Option<Slot>,
         /// Weights `[experts, out_features, in_features]`, biases `[experts * out_features]`.
         parts: Vec<LinearPart>,
         /// `[tokens, top_k * sum of out_features]`.
@@ -362,7 +363,7 @@ impl Op {
         match *self {
             Self::RopeStoreKv { x, v, rotary, head_dim, layer } => {
                 let k = View { offset: (x.offset + x.width).saturating_sub(v.width), width: v.width, ..x };
-                vec![Self::Rope { x, rotary, head_dim }, Self::StoreKv { k, v, layer }]
+                vec![Self::Rope { x, rotary, head_dim }, Self::StoreKv { k, v: Some(v), layer }]
             }
             Self::FusedLinear { x, norm, ref parts, end, out } => {
                 let mut ops = Vec::new();

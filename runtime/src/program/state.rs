@@ -1,8 +1,8 @@
 //! What a layer keeps between steps: planes of paged K and V, and the types that they are stored in.
 //!
 //! Invariant: a plane is `[blocks, heads, block_size, dim]`, and all planes of a layer are named by the same `BlockId`; a type
-//! whose codes mean nothing without a scale brings planes of scales with it (`StateSpec::kv`), so that whoever copies, reads,
-//! sizes or checks blocks walks the planes and need not know the types. How values are rounded: `backend::cached`.
+//! whose codes mean nothing without a scale brings planes of scales with it (`StateSpec::kv`, `StateSpec::shared`), so that whoever
+//! copies, reads, sizes or checks blocks walks the planes and need not know the types. How values are rounded: `backend::cached`.
 
 use std::fmt;
 
@@ -74,7 +74,7 @@ pub struct Plane {
 /// What a layer keeps between steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum StateSpec {
-    /// Paged planes, all named by the same `BlockId`: K, V, then their scales if the type has them.
+    /// Paged planes, all named by the same `BlockId`: K, V unless it is K, then their scales if the type has them.
     Paged {
         /// The buffers.
         planes: Vec<Plane>,
@@ -92,10 +92,36 @@ impl StateSpec {
         Self::Paged { planes }
     }
 
-    /// The plane of K, if these are the planes of `kv`.
+    /// One plane that is K and V (DeepSeek-AI 2024, "DeepSeek-V2": what heads share is cached, not what they make of it), with
+    /// the plane of scales that its type asks for.
+    pub fn shared(plane: Plane) -> Self {
+        let mut planes = vec![plane];
+        if plane.dtype.is_scaled() {
+            planes.push(Plane { dim: 1, dtype: KvDtype::F32, ..plane });
+        }
+        Self::Paged { planes }
+    }
+
+    /// The plane of K, if these are the planes of `kv` or `shared`.
     pub fn kv_plane(&self) -> Option<Plane> {
         let Self::Paged { planes } = self;
-        planes.first().copied().filter(|&plane| *self == Self::kv(plane))
+        planes.first().copied().filter(|&plane| *self == Self::kv(plane) || *self == Self::shared(plane))
+    }
+
+    /// Whether K is V too.
+    pub fn is_shared(&self) -> bool {
+        let Self::Paged { planes } = self;
+        planes.first().is_some_and(|&plane| *self == Self::shared(plane))
+    }
+
+    /// Which plane holds V.
+    pub fn value_plane(&self) -> usize {
+        usize::from(!self.is_shared())
+    }
+
+    /// Which planes hold the scales of K and of V, where the type has them.
+    pub fn scale_planes(&self) -> [usize; 2] {
+        if self.is_shared() { [1; 2] } else { [2, 3] }
     }
 
     /// Bytes of one block of `block_size` tokens over all planes.
@@ -122,11 +148,24 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_plane_is_half_of_k_and_v() {
+        for dtype in KvDtype::ALL {
+            let plane = Plane { heads: 1, dim: 576, dtype };
+            let (shared, kv) = (StateSpec::shared(plane), StateSpec::kv(plane));
+            assert_eq!(2 * shared.block_bytes(16), kv.block_bytes(16));
+            assert_eq!((shared.kv_plane(), shared.is_shared(), kv.is_shared()), (Some(plane), true, false));
+            let StateSpec::Paged { planes } = shared;
+            assert_eq!(planes.len(), if dtype.is_scaled() { 2 } else { 1 });
+        }
+    }
+
+    #[test]
     fn planes_of_another_shape_are_not_k_and_v() {
         let plane = Plane { heads: 3, dim: 64, dtype: KvDtype::Int8PerTokenHead };
         let StateSpec::Paged { planes } = StateSpec::kv(plane);
         assert_eq!(StateSpec::Paged { planes: planes.clone() }.kv_plane(), Some(plane));
         assert_eq!(StateSpec::Paged { planes: planes[..2].to_vec() }.kv_plane(), None);
+        assert_eq!(StateSpec::Paged { planes: planes[..1].to_vec() }.kv_plane(), None, "no scales");
         assert_eq!(StateSpec::Paged { planes: Vec::new() }.kv_plane(), None);
         let other = Plane { dim: 32, ..planes[1] };
         assert_eq!(StateSpec::Paged { planes: vec![planes[0], other, planes[2], planes[3]] }.kv_plane(), None);

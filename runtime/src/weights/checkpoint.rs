@@ -32,6 +32,13 @@ pub enum Container {
     },
 }
 
+impl Container {
+    /// Whether it is a Hugging Face directory.
+    pub fn is_hf(&self) -> bool {
+        matches!(self, Self::HuggingFace { .. })
+    }
+}
+
 /// A model on disk.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {

@@ -1,5 +1,5 @@
-//! Tensors of several matrices, one per expert, made of what files have: one tensor per expert, rows of two kinds that alternate,
-//! matrices that are stored the other way round.
+//! Tensors of several matrices, one per expert, made of what files have: one tensor per expert, rows of two kinds that alternate or
+//! follow each other, matrices that are stored the other way round.
 //!
 //! Invariant: places change, values do not; rows are computed when they are read, so that no model is in memory twice.
 //! Called by the architectures and, for whole panels, by the backends.
@@ -30,6 +30,17 @@ impl HostTensor {
         assert!(rows.is_multiple_of(2) && first < 2, "an even number of rows");
         let source = Arc::new(Alternate { tensor: self.clone(), first });
         Self::computed(self.name.clone(), self.format, vec![matrices, rows / 2, cols], source)
+    }
+
+    /// Some rows of a matrix.
+    ///
+    /// # Panics
+    /// When it is no matrix of so many rows.
+    pub fn row_range(&self, rows: Range<usize>) -> Self {
+        let &[all, cols] = self.shape.as_slice() else { panic!("a matrix") };
+        assert!(rows.end <= all, "rows of the matrix");
+        let source = Arc::new(Rows { tensor: self.clone(), first: rows.start });
+        Self::computed(self.name.clone(), self.format, vec![rows.len(), cols], source)
     }
 
     /// `[matrices, cols, rows]` of `[matrices, rows, cols]` of plain numbers.
@@ -84,6 +95,18 @@ impl RowSource for Alternate {
         let row_bytes = self.tensor.row_bytes();
         let chosen = both.chunks_exact(row_bytes).skip(self.first).step_by(2);
         out.chunks_exact_mut(row_bytes).zip(chosen).for_each(|(out, row)| out.copy_from_slice(row));
+    }
+}
+
+#[derive(Debug)]
+struct Rows {
+    tensor: HostTensor,
+    first: usize,
+}
+
+impl RowSource for Rows {
+    fn read(&self, rows: Range<usize>, out: &mut [u8]) {
+        out.copy_from_slice(&self.tensor.rows(self.first + rows.start..self.first + rows.end));
     }
 }
 
@@ -177,6 +200,7 @@ mod tests {
         let padded = stacked.with_padded_matrices(3);
         assert_eq!(padded.shape, [2, 3, 2]);
         check(&padded, &[0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 4.0, 5.0, 6.0, 7.0, 0.0, 0.0]);
+        check(&tensor(&[4, 2], 0.0).row_range(1..3), &[2.0, 3.0, 4.0, 5.0]);
         check(&tensor(&[1, 2, 3], 0.0).transposed_matrices(), &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
     }
 }

@@ -44,6 +44,7 @@ pub(crate) fn meets(kernel: &str, op: &CaseOp) -> bool {
         CaseOp::SoftCap { .. } => kernel == "soft_cap",
         CaseOp::ScaleByPosition { .. } => kernel == "scale_by_position",
         CaseOp::MoeRoute { .. } => kernel == "moe_route",
+        CaseOp::Heads(_) => kernel == "moe_linear",
         CaseOp::Moe(_) => ["moe_route", "moe_linear", "moe_combine", "gated_activation"].contains(&kernel),
         CaseOp::CheckFinite { .. } => kernel == "check_finite",
         CaseOp::SelectRows { .. } => kernel == "select_rows",
@@ -74,6 +75,10 @@ pub(crate) fn may_take(kernel: &CustomKernel, op: &CaseOp) -> bool {
         ("INTERLEAVED", CaseOp::Rope { turn, .. } | CaseOp::Attention(AttentionCase { rope: Some(turn), .. })) => {
             (value == "true") == (turn.pairing == RopePairing::Interleaved)
         }
+        ("SHARED", CaseOp::Attention(case)) => (value == "true") == case.is_shared,
+        ("EACH", CaseOp::Moe(_)) => value == "false",
+        ("EACH", CaseOp::Heads(_)) => value == "true",
+        ("FORMAT", CaseOp::Heads(case)) => fragment_of(case.format) == value,
         ("FORMAT", CaseOp::Moe(case)) => fragment_of(case.format) == value,
         ("SIGMOID", CaseOp::MoeRoute { router, .. }) => (value == "true") == (router.score == RouterScore::Sigmoid),
         (

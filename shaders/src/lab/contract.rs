@@ -10,7 +10,7 @@ use crate::reflect::{Access, Interface};
 use crate::table::Kernel;
 
 /// Settings that say what is computed: the model decides them.
-const GIVEN: [&str; 15] = [
+const GIVEN: [&str; 17] = [
     "FORMAT",
     "NORM",
     "GATED",
@@ -26,6 +26,8 @@ const GIVEN: [&str; 15] = [
     "INTERLEAVED",
     "ACTIVATION",
     "SIGMOID",
+    "SHARED",
+    "EACH",
 ];
 
 /// Settings that the number of workgroups is computed from.

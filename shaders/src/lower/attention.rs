@@ -45,13 +45,15 @@ struct Planes<'a> {
     /// Of types that have scales; else what kernels do not touch.
     key_scales: Range<'a>,
     value_scales: Range<'a>,
+    /// Whether the keys are the values.
+    is_shared: bool,
 }
 
 impl<'a> Lowering<'a, '_> {
-    pub(super) fn store_kv(&mut self, k: View, v: View, layer: Layer) -> Result<(), DeviceError> {
+    pub(super) fn store_kv(&mut self, k: View, v: Option<View>, layer: Layer) -> Result<(), DeviceError> {
         let (memory, state) = (self.target.memory, self.target.state);
         let planes = self.planes(layer)?;
-        let plane = planes.spec;
+        let (plane, v) = (planes.spec, v.unwrap_or(k));
         let params = table::store_kv::Params {
             k_stride_quads: self.quads("width", self.width(k.slot))?,
             k_offset_quads: self.quads("column", k.offset)?,
@@ -66,12 +68,13 @@ impl<'a> Lowering<'a, '_> {
             v: memory.slot(v.slot),
             slots: memory.input(self.target.layout.slot_map()),
             keys: planes.keys,
-            values: planes.values,
+            // What is written may be bound once.
+            values: if planes.is_shared { memory.unused(2) } else { planes.values },
             key_scales: planes.key_scales,
-            value_scales: planes.value_scales,
+            value_scales: if planes.is_shared { memory.unused(1) } else { planes.value_scales },
         };
         let (settings, grid) = self.flat_heads("store_kv", plane, (plane.heads, params.head_quads))?;
-        let settings = settings.with("KV", plane.dtype.name());
+        let settings = settings.with("KV", plane.dtype.name()).with("SHARED", planes.is_shared);
         self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
         Ok(())
     }
@@ -152,9 +155,10 @@ impl<'a> Lowering<'a, '_> {
         let Some(spec) = specs.kv_plane() else {
             return Err(DeviceError::Failed(format!("{}: layer {layer} has {specs:?}", self.what)));
         };
-        let scales = |at: usize| planes.get(2 + at).map_or(memory.unused(at), PlaneState::range);
-        let [keys, values] = [planes[0].range(), planes[1].range()];
-        Ok(Planes { spec, keys, values, key_scales: scales(0), value_scales: scales(1) })
+        let [key_scales, value_scales] =
+            [0, 1].map(|side| planes.get(specs.scale_planes()[side]).map_or(memory.unused(side), PlaneState::range));
+        let [keys, values] = [0, specs.value_plane()].map(|plane| planes[plane].range());
+        Ok(Planes { spec, keys, values, key_scales, value_scales, is_shared: specs.is_shared() })
     }
 
     pub(super) fn attention(&mut self, op: &AttentionOp) -> Result<(), DeviceError> {

@@ -73,7 +73,7 @@ impl Memory {
         let samples = gpu.buffer("samples", sample_bytes, usage)?;
         let sample_bests = gpu.buffer("partial results of sampling", 16 * shares, Usage::STORAGE)?;
         let sample_scores = gpu.buffer("scores of sampling", 4 * shares, Usage::STORAGE)?;
-        let unused = gpu.buffer("unused", 2 * UNUSED_BYTES, Usage::STORAGE)?;
+        let unused = gpu.buffer("unused", 3 * UNUSED_BYTES, Usage::STORAGE)?;
         let all = lanes.iter().chain([&inputs, &flags, &samples, &sample_bests, &sample_scores, &partials]);
         let bytes = all.map(|buffer| buffer.size()).sum();
         Ok(Self { plan, lanes, inputs, flags, samples, sample_bests, sample_scores, partials, unused, bytes })
@@ -84,7 +84,7 @@ impl Memory {
         Range { buffer: &self.lanes[place.lane], offset: 4 * place.offset as u64, size: 4 * place.len as u64 }
     }
 
-    /// What is bound in the place of a buffer that a kernel's variant does not touch; each of two places has its own, since no
+    /// What is bound in the place of a buffer that a kernel's variant does not touch; each of three places has its own, since no
     /// two bindings of a dispatch may write to the same bytes.
     pub(super) fn unused(&self, place: usize) -> Range<'_> {
         Range { buffer: &self.unused, offset: place as u64 * UNUSED_BYTES, size: UNUSED_BYTES }

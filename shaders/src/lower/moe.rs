@@ -49,12 +49,14 @@ impl Lowering<'_, '_> {
     pub(super) fn moe_linear(
         &mut self,
         x: Slot,
-        route: Slot,
+        route: Option<Slot>,
         parts: &[LinearPart],
         out: Slot,
     ) -> Result<(), DeviceError> {
         let (memory, weights) = (self.target.memory, self.target.weights);
-        let (top_k, panel) = (self.width(route) / 2, PANEL as u32);
+        let num_matrices = |part: &LinearPart| self.program.weights[part.weight.index()].shape[0];
+        let top_k = route.map_or_else(|| num_matrices(&parts[0]), |route| self.width(route) / 2);
+        let panel = PANEL as u32;
         let (lane_rows, lanes) = self.expert_shape()?;
         let mut column = 0;
         for part in parts {
@@ -72,7 +74,7 @@ impl Lowering<'_, '_> {
             for piece in &matrix.pieces {
                 let bindings = table::moe_linear::Bindings {
                     x: memory.slot(x),
-                    route: memory.slot(route),
+                    route: route.map_or(memory.unused(1), |route| memory.slot(route)),
                     codes: weights.range(piece.codes),
                     side: weights.range(piece.side),
                     bias: part.bias.map_or(Ok(memory.unused(0)), |bias| weights.vector_of(bias))?,
@@ -92,7 +94,8 @@ impl Lowering<'_, '_> {
                 let settings = Settings::new()
                     .with("FORMAT", fragment_of(matrix.format))
                     .with("ROWS", lane_rows)
-                    .with("LANES", lanes);
+                    .with("LANES", lanes)
+                    .with("EACH", route.is_none());
                 let grid = Grid::PerRow { x: panels * (panel / (lane_rows * lanes)) * top_k };
                 self.dispatch(bindings, params, settings, When::Rows(RowDim::Tokens), grid);
             }

@@ -5,7 +5,7 @@
 
 use super::random::Random;
 use super::sample::build_sample;
-use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, MoeCase, PartCase, TurnCase};
+use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, HeadsCase, MoeCase, PartCase, TurnCase};
 use crate::backend::{Bucket, InputLayout, StepInputs, TreeToken};
 use crate::ids::{BlockId, Layer, Slot, WeightId};
 use crate::program::{
@@ -91,7 +91,8 @@ pub fn build_case(case: &Case) -> BuiltCase {
         | CaseOp::GatedActivation { tokens, .. }
         | CaseOp::SoftCap { tokens, .. }
         | CaseOp::MoeRoute { tokens, .. }
-        | CaseOp::Moe(MoeCase { tokens, .. }) => {
+        | CaseOp::Moe(MoeCase { tokens, .. })
+        | CaseOp::Heads(HeadsCase { tokens, .. }) => {
             let output = builder.simple_op(&case.op);
             builder.finish(output, 0, *tokens, None)
         }
@@ -208,6 +209,7 @@ impl Builder {
             }
             CaseOp::MoeRoute { experts, router, bias, tokens } => self.moe_route(experts, router, bias, tokens),
             CaseOp::Moe(ref case) => self.moe(case),
+            CaseOp::Heads(ref case) => self.per_head(case),
             CaseOp::GatherColumns { width, tokens } => {
                 let x = self.activations("x", width, tokens);
                 let mut random = self.random();
@@ -343,7 +345,7 @@ fn build_check_finite(mut builder: Builder, width: u32, tokens: u32) -> BuiltCas
 
 fn build_attention(mut builder: Builder, case: &AttentionCase) -> BuiltCase {
     let (q_width, kv_width) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
-    let width = q_width + 2 * kv_width;
+    let width = q_width + if case.is_shared { kv_width } else { 2 * kv_width };
     // Rows of their own streams: a row's values depend neither on its mates nor on how it is cut into chunks.
     let mut values = Vec::new();
     for (i, &(start, length)) in case.rows.iter().enumerate() {
@@ -353,11 +355,11 @@ fn build_attention(mut builder: Builder, case: &AttentionCase) -> BuiltCase {
     let qkv = builder.activations_of("qkv", width, &values);
     let view = |offset, width| View { slot: qkv, offset, width };
     let plane = Plane { heads: case.kv_heads, dim: case.head_dim, dtype: case.dtype };
-    builder.program.states.push(StateSpec::kv(plane));
+    builder.program.states.push(if case.is_shared { StateSpec::shared(plane) } else { StateSpec::kv(plane) });
     let (k, v) = (view(q_width, kv_width), view(q_width + kv_width, kv_width));
     let layer = Layer(0);
     let store = match case.rope {
-        None => Op::StoreKv { k, v, layer },
+        None => Op::StoreKv { k, v: (!case.is_shared).then_some(v), layer },
         Some(turn) => {
             let (x, head_dim) = (view(0, q_width + kv_width), case.head_dim);
             Op::RopeStoreKv { x, v, rotary: builder.rotary(turn), head_dim, layer }

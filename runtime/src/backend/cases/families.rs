@@ -3,7 +3,7 @@
 //! Invariant: as in `table`, which they follow, so that its rows keep their seeds.
 
 use super::table::{FLOAT, GATED, attention_tolerance, push};
-use super::{AttentionCase, Case, CaseOp, FusedCase, FusedEnd, MoeCase, PartCase, TurnCase};
+use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, HeadsCase, MoeCase, PartCase, TurnCase};
 use crate::program::{Activation, KvDtype, RopePairing, Router, RouterScore};
 use crate::weights::WeightFormat;
 
@@ -47,6 +47,40 @@ pub(super) fn family_cases(cases: &mut Vec<Case>) {
             push(cases, attention_tolerance(&case), CaseOp::Attention(case));
         }
     }
+    latent_cases(cases);
+}
+
+/// Latent attention: keys that are values, heads with matrices of their own, and the widths that DeepSeek's files have.
+fn latent_cases(cases: &mut Vec<Case>) {
+    for dtype in KvDtype::ALL {
+        // Heads that end within a register tile, within a vector and, in blocks of other sizes, runs that begin within one.
+        for (heads, kv_heads, head_dim, block_size) in [(5, 1, 96, 16), (4, 2, 20, 20), (7, 1, 36, 3)] {
+            let rows = vec![(0, 5), (270, 3), (33, 1)];
+            let base = AttentionCase { is_shared: true, ..AttentionCase::causal(heads, kv_heads, head_dim, dtype) };
+            add_attention(cases, AttentionCase { block_size, rows, ..base });
+        }
+    }
+    let base = AttentionCase { is_shared: true, ..AttentionCase::causal(4, 1, 64, KvDtype::F16) };
+    for rows in [vec![(599, 1)], vec![(250, 37), (3, 1)], vec![(0, 300)]] {
+        add_attention(cases, AttentionCase { rows, ..base.clone() });
+    }
+    for (moves, dtype) in [(BlockMoves::Copy, KvDtype::F32), (BlockMoves::ReadWrite, KvDtype::Int8PerTokenHead)] {
+        add_attention(cases, AttentionCase { moves, dtype, rows: vec![(20, 1), (7, 5)], ..base.clone() });
+    }
+    let trees = vec![vec![], vec![None, Some(0), Some(0), Some(1), Some(1), Some(2), Some(2)]];
+    let rows = vec![(599, 1), (250, 7)];
+    add_attention(cases, AttentionCase { window: Some(100), trees, rows, ..base.clone() });
+    add_attention(cases, AttentionCase { heads: 16, head_dim: 576, rows: vec![(300, 2)], ..base });
+    for (format, tolerance) in [(WeightFormat::F32, FLOAT), (WeightFormat::Bf16, FLOAT), (WeightFormat::Q8_0, GATED)] {
+        for (heads, in_features, out_features, tokens) in [(1, 64, 33, 1), (3, 96, 64, 5), (16, 192, 576, 2)] {
+            let case = HeadsCase { heads, in_features, out_features, format, tokens };
+            push(cases, tolerance, CaseOp::Heads(case));
+        }
+    }
+}
+
+fn add_attention(cases: &mut Vec<Case>, case: AttentionCase) {
+    push(cases, attention_tolerance(&case), CaseOp::Attention(case));
 }
 
 /// Routers of both scores with and without groups; experts of few rows and of many, that one token chooses and that all do.

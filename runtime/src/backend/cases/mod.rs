@@ -113,6 +113,8 @@ pub enum CaseOp {
     },
     /// Linears of chosen experts, gates over them, linears back, and the weighted sum.
     Moe(MoeCase),
+    /// A linear of experts without a route.
+    Heads(HeadsCase),
     FusedLinear(FusedCase),
     /// Bad values in some rows; the flags are the output.
     CheckFinite {
@@ -186,6 +188,21 @@ pub struct MoeCase {
     pub tokens: u32,
 }
 
+/// Shapes of a linear of heads, each with a matrix of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadsCase {
+    /// Matrices.
+    pub heads: u32,
+    /// Elements of a head.
+    pub in_features: u32,
+    /// Rows of each matrix.
+    pub out_features: u32,
+    /// Of all matrices.
+    pub format: WeightFormat,
+    /// Tokens of the step.
+    pub tokens: u32,
+}
+
 /// One part of a linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartCase {
@@ -236,6 +253,8 @@ pub struct AttentionCase {
     pub block_size: u32,
     /// `(start, length)` per row; blocks of the rows lie in no order.
     pub rows: Vec<(u32, u32)>,
+    /// Whether K is V too; not with `rope`.
+    pub is_shared: bool,
     /// What happens to each row's first block between the two steps.
     pub moves: BlockMoves,
     /// Whether `RopeStoreKv` takes the place of `StoreKv`, and how it turns.
@@ -260,6 +279,7 @@ impl AttentionCase {
             dtype,
             block_size: 16,
             rows: vec![(0, 1)],
+            is_shared: false,
             moves: BlockMoves::None,
             rope: None,
             window: None,

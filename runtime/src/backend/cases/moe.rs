@@ -3,8 +3,8 @@
 //! Invariant: which experts a token has depends on its row of the table only, and no two scores are close, so that no rounding of
 //! a backend changes a choice. Called by `build`.
 
-use super::MoeCase;
 use super::build::Builder;
+use super::{HeadsCase, MoeCase};
 use crate::ids::Slot;
 use crate::program::{LinearPart, Op, Router, RouterScore};
 
@@ -40,15 +40,27 @@ impl Builder {
         let gate = self.expert_part("gate", case, (intermediate, hidden));
         let up = self.expert_part("up", case, (intermediate, hidden));
         let product = self.tokens_slot("product", top_k * 2 * intermediate);
-        self.program.ops.push(Op::MoeLinear { x, route, parts: vec![gate, up], out: product });
+        self.program.ops.push(Op::MoeLinear { x, route: Some(route), parts: vec![gate, up], out: product });
         let gated = self.tokens_slot("gated", top_k * intermediate);
         self.program.ops.push(Op::GatedActivation { x: product, groups: top_k, activation, out: gated });
         let down = self.expert_part("down", case, (hidden, intermediate));
         let back = self.tokens_slot("back", top_k * hidden);
-        self.program.ops.push(Op::MoeLinear { x: gated, route, parts: vec![down], out: back });
+        self.program.ops.push(Op::MoeLinear { x: gated, route: Some(route), parts: vec![down], out: back });
         let residual = self.activations("residual", hidden, tokens);
         self.program.ops.push(Op::MoeCombine { x: back, route, residual });
         residual
+    }
+
+    /// Each head of an input times a matrix of its own.
+    pub(super) fn per_head(&mut self, case: &HeadsCase) -> Slot {
+        let HeadsCase { heads, in_features, out_features, format, tokens } = *case;
+        let x = self.activations("x", heads * in_features, tokens);
+        let shape = [heads, out_features, in_features].map(|n| n as usize).to_vec();
+        let tensor = self.random().tensor("heads", format, shape);
+        let parts = vec![LinearPart { weight: self.weight(tensor), bias: None }];
+        let out = self.tokens_slot("out", heads * out_features);
+        self.program.ops.push(Op::MoeLinear { x, route: None, parts, out });
+        out
     }
 
     fn expert_part(&mut self, name: &str, case: &MoeCase, (rows, cols): (u32, u32)) -> LinearPart {

@@ -28,8 +28,11 @@ pub(super) struct ExpertsPhase {
     pub(super) x: Columns,
     /// Byte where the 8-bit activations are.
     pub(super) quantised_start: usize,
-    pub(super) route: Columns,
+    /// None: choice j is matrix j.
+    pub(super) route: Option<Columns>,
     pub(super) num_experts: usize,
+    /// Experts of a token.
+    pub(super) top_k: usize,
     pub(super) parts: Vec<ExpertPart>,
     pub(super) out: Columns,
     pub(super) scratch: ExpertsScratch,
@@ -44,24 +47,23 @@ pub(super) struct ExpertsScratch {
     pub(super) thread_len: usize,
 }
 
-impl ExpertsPhase {
-    fn top_k(&self) -> usize {
-        self.route.width / 2
-    }
-}
-
 impl Step<'_> {
     /// This thread's panels of every expert that some token has chosen.
     pub(super) fn experts(&self, phase: &ExpertsPhase, team: &Team<'_>) {
-        let (num_tokens, top_k) = (self.inputs.num_tokens(), phase.top_k());
+        let (num_tokens, top_k) = (self.inputs.num_tokens(), phase.top_k);
         let ExpertsScratch { start, thread_len } = phase.scratch;
         let own = start + team.thread * thread_len * size_of::<u32>();
         // SAFETY: each thread has an area of its own.
         let (ends, choices) = unsafe { self.memory.slice_mut::<u32>(own, thread_len) }.split_at_mut(phase.num_experts);
         let choices = &mut choices[..num_tokens * top_k];
-        // SAFETY: routes were written before the last barrier.
-        let route = unsafe { self.memory.slice::<f32>(phase.route.start, num_tokens * phase.route.stride) };
-        sort_choices(route, top_k, ends, choices);
+        match phase.route {
+            Some(route) => {
+                // SAFETY: routes were written before the last barrier.
+                let route = unsafe { self.memory.slice::<f32>(route.start, num_tokens * route.stride) };
+                sort_choices(route, top_k, ends, choices);
+            }
+            None => list_choices(num_tokens, ends, choices),
+        }
         let mut start = 0;
         for expert in 0..phase.num_experts {
             let index = &choices[start..ends[expert] as usize];
@@ -73,7 +75,7 @@ impl Step<'_> {
     }
 
     fn expert(&self, phase: &ExpertsPhase, expert: usize, index: &[u32], team: &Team<'_>) {
-        let (num_tokens, top_k) = (self.inputs.num_tokens(), phase.top_k());
+        let (num_tokens, top_k) = (self.inputs.num_tokens(), phase.top_k);
         for part in &phase.parts {
             let all = self.weights.matrix(part.matrix);
             let matrix = all.part(expert, phase.num_experts, part.rows);
@@ -121,6 +123,16 @@ fn sort_choices(route: &[f32], top_k: usize, ends: &mut [u32], choices: &mut [u3
     for (choice, expert) in experts().enumerate() {
         choices[ends[expert] as usize] = choice as u32;
         ends[expert] += 1;
+    }
+}
+
+/// As `sort_choices`, where choice j is matrix j.
+fn list_choices(num_tokens: usize, ends: &mut [u32], choices: &mut [u32]) {
+    let top_k = ends.len();
+    for (expert, end) in ends.iter_mut().enumerate() {
+        let own = &mut choices[expert * num_tokens..][..num_tokens];
+        own.iter_mut().enumerate().for_each(|(token, choice)| *choice = (token * top_k + expert) as u32);
+        *end = ((expert + 1) * num_tokens) as u32;
     }
 }
 

@@ -229,7 +229,7 @@ impl<'a> Lowering<'a> {
             Op::StoreKv { k, v, layer } => {
                 let layer = layer.index();
                 self.attention_shape(layer, 1)?;
-                RowOp::StoreKv { k: self.view(k), v: self.view(v), layer }
+                RowOp::StoreKv { k: self.view(k), v: v.map(|v| self.view(v)), layer }
             }
             Op::GatedActivation { x, groups, activation, out } => {
                 let (x, groups, out) = (self.columns(x), groups as usize, self.columns(out));
@@ -322,7 +322,7 @@ impl<'a> Lowering<'a> {
     fn experts(
         &mut self,
         x: Slot,
-        route: Slot,
+        route: Option<Slot>,
         parts: &[crate::program::LinearPart],
         out: Slot,
     ) -> Result<(), DeviceError> {
@@ -340,13 +340,15 @@ impl<'a> Lowering<'a> {
             self.chain_op(op, RowDim::Tokens, &[(x, false)]);
         }
         self.end_chain();
-        let thread_len = num_experts + self.max_rows(RowDim::Tokens) * self.width(route) / 2;
+        let top_k = route.map_or(num_experts, |route| self.width(route) / 2);
+        let thread_len = num_experts + self.max_rows(RowDim::Tokens) * top_k;
         let start = self.reserve(self.target.num_threads * thread_len * size_of::<u32>());
         self.phases.push(Phase::Experts(ExpertsPhase {
             x: self.columns(x),
             quantised_start: self.quantised_start,
-            route: self.columns(route),
+            route: route.map(|route| self.columns(route)),
             num_experts,
+            top_k,
             parts: lowered,
             out: self.columns(out),
             scratch: ExpertsScratch { start, thread_len },

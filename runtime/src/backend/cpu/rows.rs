@@ -91,7 +91,8 @@ pub(super) enum RowOp {
     },
     StoreKv {
         k: Columns,
-        v: Columns,
+        /// None where keys are values too.
+        v: Option<Columns>,
         layer: usize,
     },
     GatedActivation {
@@ -202,7 +203,7 @@ fn run_row<S: Simd>(s: S, step: &Step<'_>, op: &RowOp, row: usize) {
         }
         RowOp::Rope { x, angles, pairing, head_dim } => rope(write(x), read(angles), pairing, head_dim),
         RowOp::StoreKv { k, v, layer } => {
-            store_kv(&step.layers[layer], step.inputs.slot_map()[row] as usize, read(k), read(v));
+            store_kv(&step.layers[layer], step.inputs.slot_map()[row] as usize, read(k), v.map(read));
         }
         RowOp::GatedActivation { x, groups, activation, out } => {
             let n = out.width / groups;
@@ -304,7 +305,7 @@ fn rope(x: &mut [f32], angles: &[f32], pairing: RopePairing, head_dim: usize) {
 
 /// Stores one token's keys and values, rounded to the planes' type.
 #[inline(always)]
-fn store_kv(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) {
+fn store_kv(layer: &LayerState, slot: usize, k: &[f32], v: Option<&[f32]>) {
     match layer.dtype {
         KvDtype::F32 => store_kv_as::<f32>(layer, slot, k, v),
         KvDtype::F16 => store_kv_as::<f16>(layer, slot, k, v),
@@ -315,28 +316,44 @@ fn store_kv(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) {
 }
 
 #[inline(always)]
-fn store_kv_as<E: Cached>(layer: &LayerState, slot: usize, k: &[f32], v: &[f32]) {
+fn store_kv_as<E: Cached>(layer: &LayerState, slot: usize, k: &[f32], v: Option<&[f32]>) {
     let (block, offset) = (slot / layer.block_size, slot % layer.block_size);
-    for (head, (k, v)) in k.chunks_exact(layer.dim).zip(v.chunks_exact(layer.dim)).enumerate() {
+    for (head, k) in k.chunks_exact(layer.dim).enumerate() {
+        let scale = store_scale::<E>(layer, 0, (block, offset, head), k);
         // SAFETY: the slot belongs to this token, and the entries of a slot are its own bytes of the planes; elements
         // that lie between a key's are not touched: the slice is written through a raw pointer below.
-        let (keys, values) = unsafe { (layer.head_ptr::<E>(0, block, head), layer.head_ptr::<E>(1, block, head)) };
-        let (mut k_scale, mut v_scale) = (Int8Scale::NONE, Int8Scale::NONE);
-        if E::SCALED {
-            (k_scale, v_scale) = (Int8Scale::of(k), Int8Scale::of(v));
-            for (plane, scale) in [(2, k_scale), (3, v_scale)] {
-                // SAFETY: `offset < block_size`: this entry's own scale in the head's `block_size` of them.
-                unsafe { layer.head_ptr::<f32>(plane, block, head).add(offset).write(scale.scale) };
-            }
-        }
-        for (d, (&k, &v)) in k.iter().zip(v).enumerate() {
+        let keys = unsafe { layer.head_ptr::<E>(0, block, head) };
+        for (d, &k) in k.iter().enumerate() {
             // SAFETY: `d < dim` and `offset < block_size`: inside the head's `dim * block_size` elements.
-            unsafe {
-                keys.add(d * layer.block_size + offset).write(E::round(k, k_scale));
-                values.add(offset * layer.dim + d).write(E::round(v, v_scale));
-            }
+            unsafe { keys.add(d * layer.block_size + offset).write(E::round(k, scale)) };
         }
     }
+    for (head, v) in v.into_iter().flat_map(|v| v.chunks_exact(layer.dim)).enumerate() {
+        let scale = store_scale::<E>(layer, 1, (block, offset, head), v);
+        // SAFETY: as above.
+        let values = unsafe { layer.head_ptr::<E>(1, block, head) };
+        for (d, &v) in v.iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { values.add(offset * layer.dim + d).write(E::round(v, scale)) };
+        }
+    }
+}
+
+/// Stores the scale of one entry of keys (side 0) or values, where the type has scales, and gives it.
+#[inline(always)]
+fn store_scale<E: Cached>(
+    layer: &LayerState,
+    side: usize,
+    (block, offset, head): (usize, usize, usize),
+    values: &[f32],
+) -> Int8Scale {
+    if !E::SCALED {
+        return Int8Scale::NONE;
+    }
+    let scale = Int8Scale::of(values);
+    // SAFETY: `offset < block_size`: this entry's own scale in the head's `block_size` of them.
+    unsafe { layer.head_ptr::<f32>(layer.scales[side], block, head).add(offset).write(scale.scale) };
+    scale
 }
 
 /// `out = act(gate) * up`, gate and up being the halves of `x`.

@@ -1,9 +1,9 @@
 //! The paged KV state of one layer.
 //!
 //! Invariant: plane 1 (values) lies as `Plane` says, `[blocks, heads, block_size, dim]`; plane 0 (keys) lies transposed
-//! within each block and head, `[blocks, heads, dim, block_size]`, so that one vector holds one element of 16 keys. Planes 2
-//! and 3 are the scales of keys and values, where the type has them: `[blocks, heads, block_size]`. What `read` gives and
-//! `write` takes is the planes' own order.
+//! within each block and head, `[blocks, heads, dim, block_size]`, so that one vector holds one element of 16 keys. Keys that
+//! are values too have no plane 1. Planes of scales, where the type has them, are `[blocks, heads, block_size]`. What `read`
+//! gives and `write` takes is the planes' own order.
 
 use bytemuck::Pod;
 
@@ -19,6 +19,10 @@ pub(super) struct LayerState {
     pub(super) dtype: KvDtype,
     pub(super) block_size: usize,
     num_blocks: usize,
+    /// Whether keys are values too.
+    pub(super) is_shared: bool,
+    /// Planes of the scales of keys and of values, where the type has them.
+    pub(super) scales: [usize; 2],
     /// Where each plane begins and how it is divided.
     planes: Vec<PlaneRange>,
 }
@@ -67,6 +71,8 @@ impl LayerState {
             dtype: plane.dtype,
             block_size,
             num_blocks,
+            is_shared: spec.is_shared(),
+            scales: spec.scale_planes(),
             planes,
         })
     }

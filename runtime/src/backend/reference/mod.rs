@@ -58,6 +58,10 @@ impl Weight {
         self.values.len() / self.row_len
     }
 
+    fn num_matrices(&self) -> usize {
+        self.num_matrices
+    }
+
     fn rows_per_matrix(&self) -> usize {
         self.num_rows() / self.num_matrices
     }

@@ -184,10 +184,10 @@ impl<'a> Step<'a> {
         }
     }
 
-    fn store_kv(&mut self, k: View, v: View, layer: Layer) {
+    fn store_kv(&mut self, k: View, v: Option<View>, layer: Layer) {
         let layer = &mut self.layers[layer.index()];
         let dim = layer.dim();
-        for (side, view) in [(Side::Keys, k), (Side::Values, v)] {
+        for (side, view) in [(Side::Keys, k)].into_iter().chain(v.map(|v| (Side::Values, v))) {
             let width = self.infos[view.slot.index()].width as usize;
             let rows = self.slots[view.slot.index()].chunks_exact(width);
             for (row, &slot) in rows.zip(self.inputs.slot_map()) {
@@ -246,16 +246,20 @@ impl<'a> Step<'a> {
         self.give(out, values);
     }
 
-    fn moe_linear(&mut self, x: Slot, route: Slot, parts: &[LinearPart], out: Slot) -> Result<(), DeviceError> {
+    fn moe_linear(&mut self, x: Slot, route: Option<Slot>, parts: &[LinearPart], out: Slot) -> Result<(), DeviceError> {
         let mut values = self.take_out(out);
-        let (width, top_k, x_width) = (self.width(out), self.width(route) / 2, self.width(x));
-        let (x, route) = (&self.slots[x.index()], &self.slots[route.index()]);
         let weights = self.weights;
         let weight = |id: WeightId| weights[id.index()].as_ref().expect("compile saw every weight uploaded");
+        let top_k = match route {
+            Some(route) => self.width(route) / 2,
+            None => weight(parts[0].weight).num_matrices(),
+        };
+        let (width, x_width) = (self.width(out), self.width(x));
+        let (x, route) = (&self.slots[x.index()], route.map(|route| &self.slots[route.index()]));
         for_each_chunk(self.pool, &mut values, width / top_k, |first, chunk| {
             for (i, out) in chunk.chunks_exact_mut(width / top_k).enumerate() {
                 let (token, choice) = ((first + i) / top_k, (first + i) % top_k);
-                let expert = route[token * 2 * top_k + choice] as usize;
+                let expert = route.map_or(choice, |route| route[token * 2 * top_k + choice] as usize);
                 let mut column = 0;
                 for part in parts {
                     let matrix = weight(part.weight);

@@ -9,10 +9,14 @@ use crate::backend::cached::{E4m3, Int8Scale};
 use crate::error::DeviceError;
 use crate::program::{KvDtype, Plane, StateSpec};
 
-/// All planes of one layer: K, V, then their scales where the type has them.
+/// All planes of one layer, as `StateSpec` has them.
 #[derive(Debug)]
 pub(super) struct LayerState {
     planes: Vec<PlaneState>,
+    /// Where keys and values are.
+    sides: [usize; 2],
+    /// Where their scales are, where the type has them.
+    scales: [usize; 2],
 }
 
 /// K or V of a layer.
@@ -75,7 +79,7 @@ impl LayerState {
                 })
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { planes })
+        Ok(Self { planes, sides: [0, spec.value_plane()], scales: spec.scale_planes() })
     }
 
     /// KV heads.
@@ -91,17 +95,17 @@ impl LayerState {
     /// Rounds `values` (`[dim]`) to the planes' type and stores them.
     pub fn store(&mut self, side: Side, entry: Entry, values: &[f32]) {
         let mut scale = Int8Scale::NONE;
-        if let Some(scales) = self.planes.get_mut(2 + side as usize) {
+        if let Some(scales) = self.planes.get_mut(self.scales[side as usize]) {
             scale = Int8Scale::of(values);
             scales.store(entry, &[scale.scale], Int8Scale::NONE);
         }
-        self.planes[side as usize].store(entry, values, scale);
+        self.planes[self.sides[side as usize]].store(entry, values, scale);
     }
 
     /// Reads one entry (`[dim]`).
     pub fn load(&self, side: Side, entry: Entry, out: &mut [f32]) {
-        self.planes[side as usize].load(entry, out);
-        if let Some(scales) = self.planes.get(2 + side as usize) {
+        self.planes[self.sides[side as usize]].load(entry, out);
+        if let Some(scales) = self.planes.get(self.scales[side as usize]) {
             let mut scale = [0.0];
             scales.load(entry, &mut scale);
             out.iter_mut().for_each(|value| *value *= scale[0]);

@@ -22,6 +22,14 @@ pub(super) fn is_widened<E>(dtype: KvDtype) -> bool {
     size_of::<E>() == size_of::<f32>() && dtype != KvDtype::F32
 }
 
+/// Where keys begin.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) block: usize,
+    pub(super) entry: usize,
+    pub(super) first_element: usize,
+}
+
 /// One head of a layer, whose entries attended to were stored before the last barrier.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a> {
@@ -30,14 +38,14 @@ pub(super) struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// Keys of 16 entries of a block from `entry`, `[dim, 16]`; 0 past the end of the block.
+    /// Some elements of the keys of 16 entries of a block, `[elements, 16]`; 0 past the end of the block.
     #[inline(always)]
-    pub(super) fn keys<S: Simd>(self, s: S, block: usize, entry: usize, out: &mut [f32]) {
+    pub(super) fn keys<S: Simd>(self, s: S, at: Place, out: &mut [f32]) {
         match self.layer.dtype {
             KvDtype::F32 | KvDtype::F16 => unreachable!("read as they are"),
-            KvDtype::Bf16 => s.call(Keys::<bf16> { head: self, block, entry, out, element: PhantomData }),
-            KvDtype::Fp8E4m3 => s.call(Keys::<E4m3> { head: self, block, entry, out, element: PhantomData }),
-            KvDtype::Int8PerTokenHead => s.call(Keys::<i8> { head: self, block, entry, out, element: PhantomData }),
+            KvDtype::Bf16 => s.call(Keys::<bf16> { head: self, at, out, element: PhantomData }),
+            KvDtype::Fp8E4m3 => s.call(Keys::<E4m3> { head: self, at, out, element: PhantomData }),
+            KvDtype::Int8PerTokenHead => s.call(Keys::<i8> { head: self, at, out, element: PhantomData }),
         }
     }
 
@@ -55,17 +63,18 @@ impl Head<'_> {
     }
 
     #[inline(always)]
-    fn keys_as<S: Simd, E: Cached>(self, s: S, block: usize, entry: usize, out: &mut [f32]) {
-        let Self { layer, kv_head } = self;
+    fn keys_as<S: Simd, E: Cached>(self, s: S, at: Place, out: &mut [f32]) {
+        let (Self { layer, kv_head }, Place { block, entry, first_element }) = (self, at);
         let end = layer.block_size.min(entry + LANES);
         // SAFETY: see `Head`; what lies at entries that were not stored is widened too, but not attended to.
         let keys = unsafe { layer.head::<E>(0, block, kv_head) };
         let mut scales = s.splat(1.0);
         if E::SCALED {
             // SAFETY: as above.
-            scales = s.load_part(&unsafe { layer.head::<f32>(2, block, kv_head) }[entry..end]);
+            scales = s.load_part(&unsafe { layer.head::<f32>(layer.scales[0], block, kv_head) }[entry..end]);
         }
-        for (row, out) in keys.chunks_exact(layer.block_size).zip(out.as_chunks_mut().0) {
+        let rows = keys[first_element * layer.block_size..].chunks_exact(layer.block_size);
+        for (row, out) in rows.zip(out.as_chunks_mut().0) {
             let v = load::<S, E>(s, &row[entry..end]);
             s.store(if E::SCALED { s.mul(v, scales) } else { v }, out);
         }
@@ -81,7 +90,7 @@ impl Head<'_> {
             let mut scale = s.splat(1.0);
             if E::SCALED {
                 // SAFETY: see `Head`.
-                scale = s.splat(unsafe { layer.head::<f32>(3, run.block, kv_head) }[run.first_entry + i]);
+                scale = s.splat(unsafe { layer.head::<f32>(layer.scales[1], run.block, kv_head) }[run.first_entry + i]);
             }
             for (values, out) in row[columns.clone()].chunks(LANES).zip(out[columns.start..].as_chunks_mut().0) {
                 let v = load::<S, E>(s, values);
@@ -94,8 +103,7 @@ impl Head<'_> {
 /// `Head::keys_as`.
 struct Keys<'a, E> {
     head: Head<'a>,
-    block: usize,
-    entry: usize,
+    at: Place,
     out: &'a mut [f32],
     element: PhantomData<E>,
 }
@@ -103,7 +111,7 @@ struct Keys<'a, E> {
 impl<E: Cached> Kernel for Keys<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        self.head.keys_as::<S, E>(s, self.block, self.entry, self.out);
+        self.head.keys_as::<S, E>(s, self.at, self.out);
     }
 }
 

@@ -5,13 +5,16 @@
 
 #![allow(clippy::needless_range_loop, reason = "register tiles are indexed side by side")]
 
+mod shared;
+
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use self::shared::Shared;
 use super::kernels::{Score, Weigh, Weighted};
 use super::merge::{merge, write_out};
 use super::tiles::Tile;
-use super::widen::{Head, is_widened};
+use super::widen::{Head, Place, is_widened};
 use super::{Attend, Attention, MAX_REGISTER_UNITS, SCORE_LEN, SPLIT};
 use crate::backend::cpu::repack::Float;
 use crate::backend::cpu::simd::{LANES, Simd};
@@ -174,6 +177,10 @@ impl<'a> Work<'a> {
                 record[..end].fill(0.0);
             }
         }
+        if self.layer.is_shared {
+            s.call(Shared::<E, U> { work: self, split, first, positions: low.start..high.end, element: PhantomData });
+            return U;
+        }
         for chunk in 0..self.padded_dim.div_ceil(4 * LANES) {
             let first_column = chunk * 4 * LANES;
             for is_after in [false, true] {
@@ -217,7 +224,7 @@ impl<'a> Work<'a> {
         let mut position = positions.start;
         while position < positions.end {
             let run = self.run(split, position, positions.end);
-            if first == self.units.start {
+            if first == self.units.start && !self.layer.is_shared {
                 // SAFETY: nothing is read.
                 s.prefetch_all(unsafe { self.layer.head::<u8>(1, run.block, self.tile.kv_head) });
             }
@@ -226,7 +233,7 @@ impl<'a> Work<'a> {
                 let entry = run.first_entry + offset;
                 let (keys, block_size, entry) = if is_widened::<E>(self.layer.dtype) {
                     let keys = &mut self.widened[..dim * LANES];
-                    head.keys(s, run.block, entry, keys);
+                    head.keys(s, Place { block: run.block, entry, first_element: 0 }, keys);
                     (bytemuck::cast_slice(keys), LANES, 0)
                 } else {
                     // SAFETY: the positions attended to were stored before the last barrier; scores of others are overwritten.

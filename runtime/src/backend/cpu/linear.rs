@@ -195,11 +195,12 @@ impl Linear<'_> {
     #[inline(always)]
     fn quantised<S: Simd, B: Block>(&self, s: S) {
         let groups = self.matrix.cols / GROUP;
+        let count = groups / B::GROUPS;
         let blocks = self.arena.slice::<B>(self.matrix.range);
         for first in (0..self.rows.len()).step_by(ROWS_PER_PASS) {
             let rows = first..(first + ROWS_PER_PASS).min(self.rows.len());
             for panel in self.panels.clone() {
-                let blocks = &blocks[panel * groups..][..groups];
+                let blocks = &blocks[panel * count..][..count];
                 macro_rules! tile {
                     ($size:literal, $row:expr) => {{
                         let x =
@@ -275,51 +276,63 @@ fn quantised_tile<S: Simd, B: Block, const M: usize>(
     zero_bits: u32,
 ) -> [S::F; M] {
     let mut acc = [s.splat(0.0); M];
-    let x = x.map(|row| &row[..blocks.len()]);
-    for (g, block) in blocks.iter().enumerate() {
-        if M <= PREFETCH_ROWS {
-            let ahead = std::ptr::from_ref(block).cast::<u8>().wrapping_add(PREFETCH_BYTES);
-            for offset in (0..size_of::<B>()).step_by(64) {
-                s.prefetch(ahead.wrapping_add(offset));
+    let x = x.map(|row| &row[..blocks.len() * B::GROUPS]);
+    for (index, block) in blocks.iter().enumerate() {
+        for part in 0..B::GROUPS {
+            if M <= PREFETCH_ROWS {
+                let part_bytes = size_of::<B>() / B::GROUPS;
+                let at = std::ptr::from_ref(block).cast::<u8>().wrapping_add(part * part_bytes + PREFETCH_BYTES);
+                for offset in (0..part_bytes).step_by(64) {
+                    s.prefetch(at.wrapping_add(offset));
+                }
             }
+            let x = x.map(|row| &row[index * B::GROUPS + part]);
+            acc = group_products(s, (block, part), x, zero_bits, acc);
         }
-        let codes = block.codes(s);
-        let quads = 8 / B::HALVES;
+    }
+    acc
+}
+
+/// Adds the products of one group to `acc`.
+#[inline(always)]
+fn group_products<S: Simd, B: Block, const M: usize>(
+    s: S,
+    (block, part): (&B, usize),
+    x: [&QuantGroup; M],
+    zero_bits: u32,
+    mut acc: [S::F; M],
+) -> [S::F; M] {
+    let codes = block.codes(s, part);
+    let quads = 8 / B::HALVES;
+    for half in 0..B::HALVES {
+        let scale = block.scale(s, part, half);
+        for m in 0..M {
+            let x = x[m];
+            let mut dot = if B::HAS_MIN || B::HAS_ZERO {
+                s.splat_i(0)
+            } else if B::HALVES == 2 {
+                s.shift_left(s.splat_i(x.negative_sums[half]), zero_bits)
+            } else {
+                s.shift_left(s.splat_i(x.negative_sums[0] + x.negative_sums[1]), zero_bits)
+            };
+            for i in half * quads..(half + 1) * quads {
+                dot = if B::SMALL { s.dot_small(dot, codes[i], x.codes[i]) } else { s.dot(dot, codes[i], x.codes[i]) };
+            }
+            let mut product = s.to_f(dot);
+            if B::HAS_ZERO {
+                // Exact: both are below 2^20.
+                let negative_sum = (x.negative_sums[0] + x.negative_sums[1]) as f32;
+                product = s.fma(block.zero(s), s.splat(negative_sum), product);
+            }
+            acc[m] = s.fma(s.mul(scale, s.splat(x.scale)), product, acc[m]);
+        }
+    }
+    if B::HAS_MIN {
         for half in 0..B::HALVES {
-            let scale = block.scale(s, half);
+            let min = block.min(s, part, half);
             for m in 0..M {
-                let x = &x[m][g];
-                let mut dot = if B::HAS_MIN || B::HAS_ZERO {
-                    s.splat_i(0)
-                } else if B::HALVES == 2 {
-                    s.shift_left(s.splat_i(x.negative_sums[half]), zero_bits)
-                } else {
-                    s.shift_left(s.splat_i(x.negative_sums[0] + x.negative_sums[1]), zero_bits)
-                };
-                for i in half * quads..(half + 1) * quads {
-                    dot = if B::SMALL {
-                        s.dot_small(dot, codes[i], x.codes[i])
-                    } else {
-                        s.dot(dot, codes[i], x.codes[i])
-                    };
-                }
-                let mut product = s.to_f(dot);
-                if B::HAS_ZERO {
-                    // Exact: both are below 2^20.
-                    let negative_sum = (x.negative_sums[0] + x.negative_sums[1]) as f32;
-                    product = s.fma(block.zero(s), s.splat(negative_sum), product);
-                }
-                acc[m] = s.fma(s.mul(scale, s.splat(x.scale)), product, acc[m]);
-            }
-        }
-        if B::HAS_MIN {
-            for half in 0..B::HALVES {
-                let min = block.min(s, half);
-                for m in 0..M {
-                    let x = &x[m][g];
-                    let sum = if B::HALVES == 2 { x.scale * -x.negative_sums[half] as f32 } else { x.scaled_sum };
-                    acc[m] = s.fma(min, s.splat(sum), acc[m]);
-                }
+                let sum = if B::HALVES == 2 { x[m].scale * -x[m].negative_sums[half] as f32 } else { x[m].scaled_sum };
+                acc[m] = s.fma(min, s.splat(sum), acc[m]);
             }
         }
     }

@@ -1,4 +1,5 @@
-//! What panels are made of: blocks of one group of 16 rows, one row per vector lane, and plain floats.
+//! What panels are made of: blocks of one group of 16 rows, one row per vector lane, and plain floats. `super_block` has those of
+//! eight groups.
 //!
 //! Invariant: a block holds codes and numbers as the format defines them, so that `value = (code - zero) * scale + min` is
 //! exact up to that one rounding. Used by `repack` (places) and `linear` (products).
@@ -12,19 +13,21 @@ use crate::weights::format::{FP4_DOUBLED, IQ4_VALUES};
 /// Elements of a quantisation group: codes that share a scale, or two half groups (Q6_K).
 pub(in super::super) const GROUP: usize = 32;
 
-/// One group of one row, in the common form.
+/// One group of one row, in the common form: `value = (code - zero) * (scale * step) + min * min_step`, steps by half.
 pub(in super::super) struct Group {
     /// Nibbles where the block has a table, else codes.
     pub(in super::super) codes: [u8; GROUP],
-    /// Of each half.
-    pub(in super::super) scales: [f32; 2],
-    /// Of each half.
-    pub(in super::super) mins: [f32; 2],
+    pub(in super::super) scale: f32,
+    pub(in super::super) steps: [i8; 2],
+    pub(in super::super) min: f32,
+    pub(in super::super) min_steps: [i8; 2],
     pub(in super::super) zero: f32,
 }
 
-/// One group of 16 rows. Codes lie as vectors of 16 lanes x 4 consecutive elements.
+/// Some groups of 16 rows. Codes lie as vectors of 16 lanes x 4 consecutive elements.
 pub(in super::super) trait Block: Pod {
+    /// How many groups.
+    const GROUPS: usize;
     /// Minima are stored, and the zero point is 0.
     const HAS_MIN: bool;
     /// Zero points are stored; else, without minima, the zero point is a power of two.
@@ -33,13 +36,14 @@ pub(in super::super) trait Block: Pod {
     const HALVES: usize;
     /// Codes are below 32.
     const SMALL: bool;
-    fn set(&mut self, lane: usize, group: &Group);
+    /// Sets the `index`-th group of one row.
+    fn set(&mut self, lane: usize, index: usize, group: &Group);
     /// The codes are those that `codes` gives.
-    fn get(&self, lane: usize) -> Group;
+    fn get(&self, lane: usize, index: usize) -> Group;
     /// Elements `4 i .. 4 i + 4` of all lanes at index i.
-    fn codes<S: Simd>(&self, s: S) -> [S::B; 8];
-    fn scale<S: Simd>(&self, s: S, half: usize) -> S::F;
-    fn min<S: Simd>(&self, s: S, half: usize) -> S::F;
+    fn codes<S: Simd>(&self, s: S, index: usize) -> [S::B; 8];
+    fn scale<S: Simd>(&self, s: S, index: usize, half: usize) -> S::F;
+    fn min<S: Simd>(&self, s: S, index: usize, half: usize) -> S::F;
     fn zero<S: Simd>(&self, s: S) -> S::F;
 }
 
@@ -92,8 +96,13 @@ impl Float for bf16 {
     }
 }
 
+// SAFETY: transparent over bytes.
+unsafe impl<const VECTORS: usize> Zeroable for Codes<VECTORS> {}
+// SAFETY: as above.
+unsafe impl<const VECTORS: usize> Pod for Codes<VECTORS> {}
+
 /// IQ4_NL's values as codes with the zero point 128.
-const IQ4_CODES: [u8; 16] = codes_of(&IQ4_VALUES, 128);
+pub(super) const IQ4_CODES: [u8; 16] = codes_of(&IQ4_VALUES, 128);
 /// E2M1's doubled values as codes with the zero point 16.
 const FP4_CODES: [u8; 16] = codes_of(&FP4_DOUBLED, 16);
 
@@ -107,109 +116,126 @@ const fn codes_of(values: &[i8; 16], zero: i16) -> [u8; 16] {
     codes
 }
 
-/// Declares a block: scale type; scales, minima and zero points per group; code vectors (4: two elements per byte) and what
+/// The codes of one group of 16 rows, in 4 vectors (two elements per byte) or 8.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Codes<const VECTORS: usize>(pub(super) [[u8; 64]; VECTORS]);
+
+impl<const VECTORS: usize> Codes<VECTORS> {
+    const PACKED: bool = VECTORS == 4;
+
+    pub(super) fn set(&mut self, lane: usize, codes: &[u8; GROUP]) {
+        let words: [u32; GROUP / 4] = bytemuck::cast(*codes);
+        for (i, vector) in self.0.iter_mut().enumerate() {
+            // Codes below 16: none reaches into its neighbour.
+            let word = if Self::PACKED { words[i] | words[i + 4] << 4 } else { words[i] };
+            vector.as_chunks_mut::<4>().0[lane] = word.to_ne_bytes();
+        }
+    }
+
+    pub(super) fn get(&self, lane: usize, table: Option<[u8; 16]>) -> [u8; GROUP] {
+        let mut codes = [0; GROUP];
+        for (i, quad) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            quad.copy_from_slice(&self.0[i % VECTORS][lane * 4..][..4]);
+            if Self::PACKED {
+                quad.iter_mut().for_each(|code| *code = *code >> (i / VECTORS * 4) & 15);
+            }
+            if let Some(table) = table {
+                quad.iter_mut().for_each(|code| *code = table[usize::from(*code & 15)]);
+            }
+        }
+        codes
+    }
+
+    #[inline(always)]
+    pub(super) fn load<S: Simd>(&self, s: S, table: Option<[u8; 16]>) -> [S::B; 8] {
+        let first = s.load_bytes(&self.0[0]);
+        let mut out = [first; 8];
+        for (i, bytes) in self.0.iter().enumerate() {
+            let v = s.load_bytes(bytes);
+            if Self::PACKED {
+                let (low, high) = s.nibbles(v);
+                (out[i], out[i + 4]) = match table {
+                    Some(table) => (s.look_up(&table, low), s.look_up(&table, high)),
+                    None => (low, high),
+                };
+            } else {
+                out[i] = v;
+            }
+        }
+        out
+    }
+}
+
+/// Whether all codes are below 32.
+pub(super) const fn is_small(vectors: usize, table: Option<[u8; 16]>) -> bool {
+    vectors == 4
+        && match table {
+            Some(table) => table[15] < 32 && table[7] < 32,
+            None => true,
+        }
+}
+
+/// Declares a block of one group: scale type; minima and zero points per group; code vectors (4: two elements per byte) and what
 /// nibbles stand for, where they are not the codes themselves.
 macro_rules! block {
-    ($name:ident, $float:ty, [$halves:literal, $mins:literal, $zeros:literal], $vectors:literal) => {
-        block!($name, $float, [$halves, $mins, $zeros], $vectors, None);
+    ($name:ident, $float:ty, [$mins:literal, $zeros:literal], $vectors:literal) => {
+        block!($name, $float, [$mins, $zeros], $vectors, None);
     };
-    ($name:ident, $float:ty, [$halves:literal, $mins:literal, $zeros:literal], $vectors:literal, $table:expr) => {
+    ($name:ident, $float:ty, [$mins:literal, $zeros:literal], $vectors:literal, $table:expr) => {
         #[derive(Clone, Copy, Pod, Zeroable)]
         #[repr(C)]
         pub(in super::super) struct $name {
-            scales: [[$float; LANES]; $halves],
+            scales: [$float; LANES],
             mins: [[$float; LANES]; $mins],
             /// Small integers, exact in f16.
             zeros: [[f16; LANES]; $zeros],
-            codes: [[u8; 64]; $vectors],
-        }
-
-        impl $name {
-            const TABLE: Option<[u8; 16]> = $table;
-            const PACKED: bool = $vectors == 4;
-
-            #[inline(always)]
-            fn nibbles<S: Simd>(s: S, v: S::B) -> (S::B, S::B) {
-                let (low, high) = s.nibbles(v);
-                match Self::TABLE {
-                    Some(table) => (s.look_up(&table, low), s.look_up(&table, high)),
-                    None => (low, high),
-                }
-            }
+            codes: Codes<$vectors>,
         }
 
         impl Block for $name {
+            const GROUPS: usize = 1;
             const HAS_MIN: bool = $mins > 0;
             const HAS_ZERO: bool = $zeros > 0;
-            const HALVES: usize = $halves;
-            const SMALL: bool = Self::PACKED
-                && match Self::TABLE {
-                    Some(table) => table[15] < 32 && table[7] < 32,
-                    None => true,
-                };
+            const HALVES: usize = 1;
+            const SMALL: bool = is_small($vectors, $table);
 
-            fn set(&mut self, lane: usize, group: &Group) {
-                for (scales, &scale) in self.scales.iter_mut().zip(&group.scales) {
-                    scales[lane] = Float::from_f32(scale);
-                }
-                for (mins, &min) in self.mins.iter_mut().zip(&group.mins) {
-                    mins[lane] = Float::from_f32(min);
+            fn set(&mut self, lane: usize, _index: usize, group: &Group) {
+                self.scales[lane] = Float::from_f32(group.scale);
+                for mins in &mut self.mins {
+                    mins[lane] = Float::from_f32(group.min);
                 }
                 for zeros in &mut self.zeros {
                     zeros[lane] = f16::from_f32(group.zero);
                 }
-                for (i, quad) in group.codes.as_chunks::<4>().0.iter().enumerate() {
-                    let bytes = &mut self.codes[i % $vectors][lane * 4..][..4];
-                    bytes.iter_mut().zip(quad).for_each(|(byte, &code)| *byte |= code << (i / $vectors * 4));
-                }
+                self.codes.set(lane, &group.codes);
             }
 
             #[inline(always)]
-            fn get(&self, lane: usize) -> Group {
-                let mut codes = [0; GROUP];
-                for (i, quad) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                    quad.copy_from_slice(&self.codes[i % $vectors][lane * 4..][..4]);
-                    if Self::PACKED {
-                        quad.iter_mut().for_each(|code| *code = *code >> (i / $vectors * 4) & 15);
-                    }
-                    if let Some(table) = Self::TABLE {
-                        quad.iter_mut().for_each(|code| *code = table[usize::from(*code & 15)]);
-                    }
-                }
-                let mins = &self.mins;
+            fn get(&self, lane: usize, _index: usize) -> Group {
                 Group {
-                    codes,
-                    scales: std::array::from_fn(|half| self.scales[half.min($halves - 1)][lane].to_f32()),
-                    mins: std::array::from_fn(|half| {
-                        mins.get(half).or(mins.first()).map_or(0.0, |mins| mins[lane].to_f32())
-                    }),
+                    codes: self.codes.get(lane, $table),
+                    scale: self.scales[lane].to_f32(),
+                    steps: [1; 2],
+                    min: self.mins.first().map_or(0.0, |mins| mins[lane].to_f32()),
+                    min_steps: [1; 2],
                     zero: self.zeros.first().map_or(0.0, |zeros| zeros[lane].to_f32()),
                 }
             }
 
             #[inline(always)]
-            fn codes<S: Simd>(&self, s: S) -> [S::B; 8] {
-                let first = s.load_bytes(&self.codes[0]);
-                let mut out = [first; 8];
-                for (i, bytes) in self.codes.iter().enumerate() {
-                    let v = s.load_bytes(bytes);
-                    if Self::PACKED {
-                        (out[i], out[i + 4]) = Self::nibbles(s, v);
-                    } else {
-                        out[i] = v;
-                    }
-                }
-                out
+            fn codes<S: Simd>(&self, s: S, _index: usize) -> [S::B; 8] {
+                self.codes.load(s, $table)
             }
 
             #[inline(always)]
-            fn scale<S: Simd>(&self, s: S, half: usize) -> S::F {
-                Float::load(s, &self.scales[half])
+            fn scale<S: Simd>(&self, s: S, _index: usize, _half: usize) -> S::F {
+                Float::load(s, &self.scales)
             }
 
             #[inline(always)]
-            fn min<S: Simd>(&self, s: S, half: usize) -> S::F {
-                match self.mins.get(half) {
+            fn min<S: Simd>(&self, s: S, _index: usize, _half: usize) -> S::F {
+                match self.mins.first() {
                     Some(mins) => Float::load(s, mins),
                     None => s.splat(0.0),
                 }
@@ -226,20 +252,14 @@ macro_rules! block {
     };
 }
 
-block!(Nibble, f16, [1, 0, 0], 4);
-block!(NibbleMin, f16, [1, 1, 0], 4);
-block!(NibbleZero, f16, [1, 0, 1], 4);
-block!(Byte, f16, [1, 0, 0], 8);
-block!(ByteMin, f16, [1, 1, 0], 8);
-block!(ByteZeroF32, f32, [1, 0, 1], 8);
-block!(NibbleMinF32, f32, [1, 1, 0], 4);
-block!(ByteMinF32, f32, [1, 1, 0], 8);
-block!(NibbleHalvesF32, f32, [2, 0, 0], 4);
-block!(NibbleHalvesMinF32, f32, [2, 2, 0], 4);
-block!(ByteHalvesF32, f32, [2, 0, 0], 8);
-block!(Iq4, f16, [1, 0, 0], 4, Some(IQ4_CODES));
-block!(Iq4F32, f32, [1, 0, 0], 4, Some(IQ4_CODES));
-block!(Fp4F32, f32, [1, 0, 0], 4, Some(FP4_CODES));
+block!(Nibble, f16, [0, 0], 4);
+block!(NibbleMin, f16, [1, 0], 4);
+block!(NibbleZero, f16, [0, 1], 4);
+block!(Byte, f16, [0, 0], 8);
+block!(ByteMin, f16, [1, 0], 8);
+block!(ByteZeroF32, f32, [0, 1], 8);
+block!(Iq4, f16, [0, 0], 4, Some(IQ4_CODES));
+block!(Fp4F32, f32, [0, 0], 4, Some(FP4_CODES));
 
 /// One group of 16 rows of E4M3, which is multiplied as f32. Values are decoded in registers, 2^8 too small; the scales are
 /// 2^8 times the file's.

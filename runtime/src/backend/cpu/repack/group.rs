@@ -1,7 +1,7 @@
 //! Reads one group of a row of any quantised format in the common form: the CPU's arm of each format.
 //!
-//! Invariant: codes, scales, minima and zero points are those of the file, or their product in f32 as the format's definition
-//! (`weights::format`) has it.
+//! Invariant: codes, scales, their steps, minima and zero points are those of the file; the format's definition
+//! (`weights::format`) multiplies them in f32.
 
 use half::f16;
 
@@ -17,9 +17,11 @@ fn float_at(bytes: &[u8], at: usize) -> f32 {
 }
 
 /// Low nibbles of 16 bytes, then their high nibbles.
+#[inline]
 fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
-    let bytes = &bytes[..GROUP / 2];
-    std::array::from_fn(|i| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 })
+    const LOW: u128 = u128::from_ne_bytes([15; 16]);
+    let bytes = u128::from_le_bytes(*bytes.first_chunk().expect("half a group"));
+    bytemuck::cast([(bytes & LOW).to_le_bytes(), (bytes >> 4 & LOW).to_le_bytes()])
 }
 
 /// With bit i of four bytes as the fifth bit of code i.
@@ -30,11 +32,11 @@ fn with_fifth(codes: [u8; GROUP], bits: &[u8]) -> [u8; GROUP] {
 
 impl Group {
     fn new(codes: [u8; GROUP], scale: f32) -> Self {
-        Self { codes, scales: [scale; 2], mins: [0.0; 2], zero: 0.0 }
+        Self { codes, scale, steps: [1; 2], min: 0.0, min_steps: [1; 2], zero: 0.0 }
     }
 
     fn with_min(self, min: f32) -> Self {
-        Self { mins: [min; 2], ..self }
+        Self { min, ..self }
     }
 
     fn with_zero(self, zero: u8) -> Self {
@@ -87,7 +89,8 @@ impl Group {
         let codes = std::array::from_fn(|i| {
             (nibbles[i] >> (index % 2 * 4) & 15) | fifth.map_or(0, |bits| (bits[i] >> index & 1) << 4)
         });
-        Self::new(codes, half_at(block, 0) * f32::from(scale)).with_min(-(half_at(block, 2) * f32::from(min)))
+        let (steps, min_steps) = ([scale as i8; 2], [min as i8; 2]);
+        Self { steps, min_steps, ..Self::new(codes, half_at(block, 0)) }.with_min(-half_at(block, 2))
     }
 
     /// Q6_K: low nibbles, high bit pairs, 8-bit scales per 16, f16 scale; two halves of 128.
@@ -96,21 +99,17 @@ impl Group {
         let low = &block[half * 64 + run % 2 * GROUP..][..GROUP];
         let high = &block[128 + half * GROUP..][..GROUP];
         let codes = std::array::from_fn(|i| (low[i] >> (run / 2 * 4) & 15) | (high[i] >> (run * 2) & 3) << 4);
-        let scales =
-            std::array::from_fn(|part| half_at(block, 208) * f32::from(block[192 + half * 8 + run * 2 + part] as i8));
-        Self { scales, ..Self::new(codes, 0.0) }
+        let steps = std::array::from_fn(|part| block[192 + half * 8 + run * 2 + part] as i8);
+        Self { steps, ..Self::new(codes, half_at(block, 208)) }
     }
 
     /// Q2_K: a 4-bit scale and minimum per 16, bit pairs in runs of 128, f16 scale of scales and of minima.
     fn read_q2_k(block: &[u8], index: usize) -> Self {
         let pairs = &block[16 + index / 4 * GROUP..][..GROUP];
         let codes = std::array::from_fn(|i| pairs[i] >> (index % 4 * 2) & 3);
-        let part = |part: usize| block[2 * index + part];
-        Self {
-            scales: std::array::from_fn(|half| half_at(block, 80) * f32::from(part(half) & 15)),
-            mins: std::array::from_fn(|half| -(half_at(block, 82) * f32::from(part(half) >> 4))),
-            ..Self::new(codes, 0.0)
-        }
+        let parts = [block[2 * index], block[2 * index + 1]];
+        let (steps, min_steps) = (parts.map(|part| (part & 15) as i8), parts.map(|part| (part >> 4) as i8));
+        Self { steps, min_steps, ..Self::new(codes, half_at(block, 80)) }.with_min(-half_at(block, 82))
     }
 
     /// Q3_K: third bits, bit pairs in runs of 128, 6-bit scales per 16 around 32, f16 scale.
@@ -119,14 +118,15 @@ impl Group {
         let codes = std::array::from_fn(|i| pairs[i] >> (index % 4 * 2) & 3 | (high[i] >> index & 1) << 2);
         let packed = &block[96..108];
         let scale = |i: usize| packed[i % 8] >> (i / 8 * 4) & 15 | (packed[8 + i % 4] >> (i / 4 * 2) & 3) << 4;
-        let scales = std::array::from_fn(|half| half_at(block, 108) * f32::from(scale(2 * index + half) as i8 - 32));
-        Self { scales, ..Self::new(codes, 0.0) }
+        let steps = std::array::from_fn(|half| scale(2 * index + half) as i8 - 32);
+        Self { steps, ..Self::new(codes, half_at(block, 108)) }
     }
 
     /// IQ4_XS: f16 scale, 6-bit scales per 32 around 32, nibbles.
     fn read_iq4_xs(block: &[u8], index: usize) -> Self {
         let high = u16::from_le_bytes([block[2], block[3]]);
         let scale = block[4 + index / 2] >> (index % 2 * 4) & 15 | ((high >> (2 * index) & 3) as u8) << 4;
-        Self::new(nibbles(&block[8 + 16 * index..]), half_at(block, 0) * f32::from(scale as i8 - 32))
+        let steps = [scale as i8 - 32; 2];
+        Self { steps, ..Self::new(nibbles(&block[8 + 16 * index..]), half_at(block, 0)) }
     }
 }

@@ -1,20 +1,21 @@
 //! Weight matrices as the kernels want them: panels of 16 output rows, one row per vector lane, repacked once at upload.
 //!
 //! Invariant: repacking changes places, never values: codes, scales, minima and zero points are those of the file (exact in
-//! f16, in f32 where they are products), so that `value = (code - zero) * scale + min` is the format's own definition. A few
-//! block types (`block`) serve all formats; a format is one arm of `group` and one of `Kind::of`. Rows are padded to 16 with
+//! f16), so that `value = (code - zero) * scale + min` is the format's own definition. A few block types (`block`, `super_block`)
+//! serve all formats; a format is one arm of `group` and one of `Kind::of`. Rows are padded to 16 with
 //! zeros.
 
 mod block;
 mod group;
+mod super_block;
 
 use std::ops::Range;
 
 use block::Group;
 pub(super) use block::{
-    Block, Byte, ByteHalvesF32, ByteMin, ByteMinF32, ByteZeroF32, E4M3_UNIT, Float, Fp4F32, Fp8, GROUP, Iq4, Iq4F32,
-    Nibble, NibbleHalvesF32, NibbleHalvesMinF32, NibbleMin, NibbleMinF32, NibbleZero,
+    Block, Byte, ByteMin, ByteZeroF32, E4M3_UNIT, Float, Fp4F32, Fp8, GROUP, Iq4, Nibble, NibbleMin, NibbleZero,
 };
+pub(super) use super_block::{ByteHalvesK, ByteMinK, Iq4K, NibbleHalvesK, NibbleHalvesMinK, NibbleMinK};
 
 use super::memory::{Arena, ArenaRange, Shared};
 use super::simd::{LANES, Portable, Simd};
@@ -30,13 +31,13 @@ pub(super) enum Kind {
     Byte,
     ByteMin,
     ByteZeroF32,
-    NibbleMinF32,
-    ByteMinF32,
-    NibbleHalvesF32,
-    NibbleHalvesMinF32,
-    ByteHalvesF32,
+    NibbleMinK,
+    ByteMinK,
+    NibbleHalvesK,
+    NibbleHalvesMinK,
+    ByteHalvesK,
     Iq4,
-    Iq4F32,
+    Iq4K,
     Fp4F32,
     Fp8,
     F16,
@@ -56,13 +57,13 @@ impl Kind {
             WeightFormat::Q4_1 => (Self::NibbleMin, 0),
             WeightFormat::Q5_0 => (Self::Byte, 4),
             WeightFormat::Q5_1 => (Self::ByteMin, 0),
-            WeightFormat::Q4K => (Self::NibbleMinF32, 0),
-            WeightFormat::Q5K => (Self::ByteMinF32, 0),
-            WeightFormat::Q6K => (Self::ByteHalvesF32, 5),
-            WeightFormat::Q2K => (Self::NibbleHalvesMinF32, 0),
-            WeightFormat::Q3K => (Self::NibbleHalvesF32, 2),
+            WeightFormat::Q4K => (Self::NibbleMinK, 0),
+            WeightFormat::Q5K => (Self::ByteMinK, 0),
+            WeightFormat::Q6K => (Self::ByteHalvesK, 5),
+            WeightFormat::Q2K => (Self::NibbleHalvesMinK, 0),
+            WeightFormat::Q3K => (Self::NibbleHalvesK, 2),
             WeightFormat::Iq4Nl => (Self::Iq4, 7),
-            WeightFormat::Iq4Xs => (Self::Iq4F32, 7),
+            WeightFormat::Iq4Xs => (Self::Iq4K, 7),
             WeightFormat::Mxfp4 => (Self::Fp4F32, 4),
             WeightFormat::Int4 => (Self::NibbleZero, 0),
             WeightFormat::Int8 => (Self::ByteZeroF32, 0),
@@ -95,8 +96,8 @@ macro_rules! with_kind {
     };
     ($kind:expr, $block:ident => $quantised:expr, $float:ident => $plain:expr, E4M3 => $e4m3:expr) => {
         $crate::backend::cpu::repack::with_kind!(@ $kind, $block, $quantised, $float, $plain, $e4m3,
-            [Nibble NibbleMin NibbleZero Byte ByteMin ByteZeroF32 NibbleMinF32 ByteMinF32 NibbleHalvesF32
-            NibbleHalvesMinF32 ByteHalvesF32 Iq4 Iq4F32 Fp4F32], [F16 = half::f16, Bf16 = half::bf16, F32 = f32])
+            [Nibble NibbleMin NibbleZero Byte ByteMin ByteZeroF32 NibbleMinK ByteMinK NibbleHalvesK
+            NibbleHalvesMinK ByteHalvesK Iq4 Iq4K Fp4F32], [F16 = half::f16, Bf16 = half::bf16, F32 = f32])
     };
 }
 pub(super) use with_kind;
@@ -122,7 +123,7 @@ impl Matrix {
         let (rows, cols) = (tensor.num_rows(), tensor.row_len());
         let num_panels = rows.div_ceil(LANES);
         let panel_bytes = with_kind!(kind,
-            B => cols / GROUP * size_of::<B>(),
+            B => cols / GROUP / B::GROUPS * size_of::<B>(),
             E => cols * size_of::<[E; LANES]>(),
             E4M3 => cols / GROUP * size_of::<Fp8>());
         let range = arena.alloc(num_panels * panel_bytes, &tensor.name)?;
@@ -156,13 +157,15 @@ impl Matrix {
     }
 
     fn pack_quantised<B: Block>(&self, tensor: &HostTensor, panels: Range<usize>, out: Shared) {
-        let groups = self.cols / GROUP;
+        let count = self.cols / GROUP / B::GROUPS;
         for panel in panels {
             // SAFETY: the caller gives each panel to one thread, and nobody reads before the upload is over.
-            let blocks = unsafe { out.slice_mut::<B>(panel * groups * size_of::<B>(), groups) };
+            let blocks = unsafe { out.slice_mut::<B>(panel * count * size_of::<B>(), count) };
             self.for_rows(tensor, panel, |lane, row| {
                 for (index, block) in blocks.iter_mut().enumerate() {
-                    block.set(lane, &Group::read(tensor.format, row, index));
+                    for part in 0..B::GROUPS {
+                        block.set(lane, part, &Group::read(tensor.format, row, index * B::GROUPS + part));
+                    }
                 }
             });
         }
@@ -201,15 +204,17 @@ impl Matrix {
         assert!(row < self.rows, "row {row} of a table of {}", self.rows);
         let (panel, lane) = (row / LANES, row % LANES);
         with_kind!(self.kind, B => {
-            let groups = self.cols / GROUP;
-            let blocks = &arena.slice::<B>(self.range)[panel * groups..][..groups];
-            for (block, out) in blocks.iter().zip(out.as_chunks_mut::<GROUP>().0) {
-                let group = block.get(lane);
-                let zero = if B::HAS_MIN || B::HAS_ZERO { group.zero } else { (1u32 << self.zero_bits) as f32 };
-                for (i, x) in out.iter_mut().enumerate() {
-                    let half = i * 2 / GROUP;
-                    let value = (f32::from(group.codes[i]) - zero) * group.scales[half];
-                    *x = if B::HAS_MIN { value + group.mins[half] } else { value };
+            let count = self.cols / GROUP / B::GROUPS;
+            let blocks = &arena.slice::<B>(self.range)[panel * count..][..count];
+            for (block, out) in blocks.iter().zip(out.chunks_exact_mut(GROUP * B::GROUPS)) {
+                for (part, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+                    let group = block.get(lane, part);
+                    let zero = if B::HAS_MIN || B::HAS_ZERO { group.zero } else { (1u32 << self.zero_bits) as f32 };
+                    for (i, x) in out.iter_mut().enumerate() {
+                        let half = i * 2 / GROUP;
+                        let value = (f32::from(group.codes[i]) - zero) * (group.scale * f32::from(group.steps[half]));
+                        *x = if B::HAS_MIN { value + group.min * f32::from(group.min_steps[half]) } else { value };
+                    }
                 }
             }
         }, E => {

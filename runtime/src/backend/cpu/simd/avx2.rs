@@ -187,6 +187,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::F {
+        intrinsic!(Pair(
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().add(8).cast())))
+        ))
+    }
+    #[inline(always)]
     fn load_e4m3(self, x: &[u8; LANES]) -> Self::F {
         intrinsic!({
             let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(x.as_ptr().cast()));

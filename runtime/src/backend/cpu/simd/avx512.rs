@@ -142,6 +142,10 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> __m512 {
+        intrinsic!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))))
+    }
+    #[inline(always)]
     fn load_e4m3(self, x: &[u8; LANES]) -> __m512 {
         intrinsic!({
             let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(x.as_ptr().cast()));

@@ -62,6 +62,8 @@ pub(super) trait Simd: Copy {
     /// Sum of the lanes of bytes.
     fn sum_i8(self, v: [i8; LANES]) -> i32;
 
+    /// Small integers as floats.
+    fn load_i8(self, x: &[i8; LANES]) -> Self::F;
     /// Values of E4M3 bytes (see `weights::format`) divided by 256; no byte is a NaN.
     fn load_e4m3(self, x: &[u8; LANES]) -> Self::F;
 
@@ -388,6 +390,7 @@ mod tests {
             let Self(bytes, table, out) = self;
             for lanes in bytes.as_chunks::<LANES>().0 {
                 out.extend(s.array(s.load_e4m3(lanes)).map(f32::to_bits));
+                out.extend(s.array(s.load_i8(bytemuck::cast_ref(lanes))).map(f32::to_bits));
             }
             let (low, high) = s.nibbles(s.load_bytes(bytes));
             for v in [s.look_up(table, low), s.look_up(table, high)] {

@@ -308,6 +308,15 @@ impl<D: Dots> Simd for Neon<D> {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::F {
+        let wide = intrinsic!({
+            let bytes = vld1q_s8(x.as_ptr());
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
+            Quad(vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high))
+        });
+        each!(vcvtq_f32_s32, each!(vmovl_s16, wide))
+    }
+    #[inline(always)]
     fn load_e4m3(self, x: &[u8; LANES]) -> Self::F {
         let wide = intrinsic!({
             let bytes = vld1q_u8(x.as_ptr());

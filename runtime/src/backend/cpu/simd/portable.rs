@@ -117,6 +117,10 @@ impl Simd for Portable {
     }
 
     #[inline]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::F {
+        x.map(f32::from)
+    }
+    #[inline]
     fn load_e4m3(self, x: &[u8; LANES]) -> Self::F {
         self.load_f16(&x.map(|byte| u16::from(byte & 0x80) << 8 | u16::from(byte & 0x7f) << 7))
     }

@@ -1,0 +1,1 @@
+//! Groups of real programs, norms, and whole jobs.

@@ -174,6 +174,10 @@ impl<'a> Job<'a> {
         let matrices = group.matrices.iter().filter_map(|&id| self.matrix(id)).collect();
         let linears = Linears { matrices, packing: self.packing, activations };
         let best = best(&linears.errors(&by_channel));
+        for &id in &group.matrices {
+            let counts = search::counts(&activations.means, &by_channel[best]);
+            self.scaling.counts.insert(self.model.weights[id.index()].name.clone(), counts);
+        }
         if best == 0 {
             return false;
         }

@@ -16,6 +16,8 @@ use crate::weights::{HostTensor, WeightFormat, pack};
 pub(super) struct Scaling {
     /// What the inputs' columns are multiplied with.
     pub(super) columns: HashMap<String, Vec<f32>>,
+    /// What errors count for, by column: the square of what the scaled input is in the mean.
+    pub(super) counts: HashMap<String, Vec<f32>>,
     /// What the outputs' rows are divided by.
     rows: HashMap<String, Vec<f32>>,
     /// Norms and biases as they are to be stored.
@@ -48,6 +50,7 @@ pub(super) struct Scaled<'a> {
     tensor: &'a HostTensor,
     columns: Option<&'a [f32]>,
     rows: Option<&'a [f32]>,
+    counts: Option<&'a [f32]>,
     /// Is told of a matrix that cannot be rounded: rows have no error to give.
     not_finite: &'a Mutex<Option<String>>,
 }
@@ -55,7 +58,7 @@ pub(super) struct Scaled<'a> {
 impl<'a> Scaled<'a> {
     pub(super) fn new(tensor: &'a HostTensor, scaling: &'a Scaling, not_finite: &'a Mutex<Option<String>>) -> Self {
         let of = |scales: &'a HashMap<String, Vec<f32>>| scales.get(&tensor.name).map(Vec::as_slice);
-        Self { tensor, columns: of(&scaling.columns), rows: of(&scaling.rows), not_finite }
+        Self { tensor, columns: of(&scaling.columns), rows: of(&scaling.rows), counts: of(&scaling.counts), not_finite }
     }
 }
 
@@ -66,6 +69,10 @@ impl pack::Rows for Scaled<'_> {
 
     fn stored(&self) -> WeightFormat {
         self.tensor.format
+    }
+
+    fn counts(&self) -> Option<&[f32]> {
+        self.counts
     }
 
     fn read(&self, rows: Range<usize>, out: &mut [f32]) {

@@ -5,7 +5,7 @@
 //!                  not symmetric: weight_zero_point i32 [out * bits / 32, groups]
 //! float-quantized  weight f8_e4m3 [out, in], weight_scale f32 [out, 1]
 //! ```
-//! Invariant: rows are rounded by `grid`; a tensor is computed when it is written and depends on the matrix only, not on the
+//! Invariant: rows are rounded by `grid`, to the closest of some grids, which is worth its time once; a tensor is computed when it is written and depends on the matrix only, not on the
 //! number of threads.
 
 use std::ops::Range;
@@ -69,6 +69,8 @@ pub(crate) trait Rows: Sync {
     fn shape(&self) -> [usize; 2];
     /// Type of the scales of integers.
     fn stored(&self) -> WeightFormat;
+    /// What errors count for, by input; none: all the same.
+    fn counts(&self) -> Option<&[f32]>;
     fn read(&self, rows: Range<usize>, out: &mut [f32]);
 }
 
@@ -124,22 +126,28 @@ impl Packing {
         !matches!(self, Self::Int4 { symmetric: false, .. })
     }
 
-    /// The grid of a group of inputs.
-    fn grid(self, values: &[f32], stored: WeightFormat) -> Grid {
-        Grid::of(values, self.bits(), self.is_symmetric(), stored)
+    /// A row's groups with their grids.
+    fn grids<'v>(
+        self,
+        row: &'v [f32],
+        counts: Option<&'v [f32]>,
+        stored: WeightFormat,
+    ) -> impl Iterator<Item = (&'v [f32], Grid)> {
+        let size = self.group(row.len());
+        row.chunks(size).enumerate().map(move |(i, values)| {
+            let counts = counts.map(|counts| &counts[i * size..][..values.len()]);
+            (values, Grid::closest(values, counts, (self.bits(), self.is_symmetric()), stored))
+        })
     }
 
-    /// Rounds a row in place: what its codes mean.
-    pub(crate) fn round(self, row: &mut [f32], stored: WeightFormat) {
-        for values in row.chunks_mut(self.group(row.len())) {
-            if self == Self::Fp8 {
-                let (scale, inverse) = fp8_scale(values);
-                values.iter_mut().for_each(|x| *x = fp8_code(*x, inverse).to_f32() * scale);
-            } else {
-                let grid = self.grid(values, stored);
-                values.iter_mut().for_each(|x| *x = grid.value(grid.code(*x)));
-            }
+    /// What the codes of a row mean.
+    pub(crate) fn rounded(self, row: &[f32], counts: Option<&[f32]>, stored: WeightFormat) -> Vec<f32> {
+        if self == Self::Fp8 {
+            let (scale, inverse) = fp8_scale(row);
+            return row.iter().map(|&x| fp8_code(x, inverse).to_f32() * scale).collect();
         }
+        let groups = self.grids(row, counts, stored);
+        groups.flat_map(|(values, grid)| values.iter().map(move |&x| grid.value(grid.code(x)))).collect()
     }
 
     /// The tensors of a matrix: the ends of their names, their types and shapes.
@@ -171,44 +179,39 @@ impl Packing {
         let [rows, cols] = matrix.shape();
         match piece {
             Piece::Shape => [rows, cols].iter().flat_map(|&dim| (dim as i64).to_le_bytes()).collect(),
-            Piece::Codes => by_rows(matrix, |row| self.codes(row, matrix.stored())),
-            Piece::Scales => by_rows(matrix, |row| self.scales(row, matrix.stored())),
+            Piece::Codes => by_rows(matrix, |row| self.codes(row, matrix)),
+            Piece::Scales => by_rows(matrix, |row| self.scales(row, matrix)),
             Piece::Zeros => self.zeros(matrix),
         }
     }
 
     /// The codes of a row, the first lowest in their words: in bytes, one after the other.
-    fn codes(self, row: &[f32], stored: WeightFormat) -> Vec<u8> {
-        let mut codes: Vec<u8> = Vec::with_capacity(row.len());
-        for values in row.chunks(self.group(row.len())) {
-            if self == Self::Fp8 {
-                let (_, inverse) = fp8_scale(values);
-                codes.extend(values.iter().map(|&x| fp8_code(x, inverse).0));
-            } else {
-                let grid = self.grid(values, stored);
-                codes.extend(values.iter().map(|&x| grid.code(x)));
-            }
+    fn codes(self, row: &[f32], matrix: &dyn Rows) -> Vec<u8> {
+        if self == Self::Fp8 {
+            let (_, inverse) = fp8_scale(row);
+            return row.iter().map(|&x| fp8_code(x, inverse).0).collect();
         }
+        let groups = self.grids(row, matrix.counts(), matrix.stored());
+        let codes: Vec<u8> = groups.flat_map(|(values, grid)| values.iter().map(move |&x| grid.code(x))).collect();
         if self.bits() == 8 {
             return codes;
         }
         codes.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4).collect()
     }
 
-    fn scales(self, row: &[f32], stored: WeightFormat) -> Vec<u8> {
-        let of_group = |values: &[f32]| match self {
-            Self::Fp8 => fp8_scale(values).0.to_le_bytes().to_vec(),
-            _ => float_bytes(self.grid(values, stored).scale, stored),
-        };
-        row.chunks(self.group(row.len())).flat_map(of_group).collect()
+    fn scales(self, row: &[f32], matrix: &dyn Rows) -> Vec<u8> {
+        if self == Self::Fp8 {
+            return fp8_scale(row).0.to_le_bytes().to_vec();
+        }
+        let groups = self.grids(row, matrix.counts(), matrix.stored());
+        groups.flat_map(|(_, grid)| float_bytes(grid.scale, matrix.stored())).collect()
     }
 
     /// Packed along the outputs: rows of words, a word for each group.
     fn zeros(self, matrix: &dyn Rows) -> Vec<u8> {
         let [rows, cols] = matrix.shape();
-        let of_row = |row: &[f32]| {
-            row.chunks(self.group(cols)).map(|values| self.grid(values, matrix.stored()).zero()).collect()
-        };
+        let of_row =
+            |row: &[f32]| self.grids(row, matrix.counts(), matrix.stored()).map(|(_, grid)| grid.zero()).collect();
         let (groups, per_word) = (cols / self.group(cols), (32 / self.bits()) as usize);
         let zeros = by_rows(matrix, of_row);
         let mut words = vec![0u32; rows.div_ceil(per_word) * groups];

@@ -11,6 +11,7 @@ pub mod ids;
 pub mod kv;
 pub mod model;
 pub mod program;
+pub mod quantise;
 pub mod request;
 pub mod runner;
 pub mod sample;

@@ -16,6 +16,7 @@ use runtime::error::LoadError;
 use runtime::ids::TokenId;
 use runtime::model::QuantisationRules;
 use runtime::request::{Event, FinishReason, Request, SamplingParams, TokenLogprobs};
+use runtime::text::TextModel;
 use serde::Serialize;
 
 use super::engine_args::EngineArgs;
@@ -133,7 +134,8 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         check_same_vocabulary(&models[0], &models[1], other)?;
     }
     let loaded = &models[0];
-    let windows = windows(loaded, &text)?;
+    let windows = windows(&loaded.text, &text, loaded.engine.config().max_model_len as usize)
+        .context("give a longer text or a smaller --context")?;
     let start = Instant::now();
     let (mut score, mut other_score, mut divergence) = (Score::default(), Score::default(), Divergence::default());
     for window in &windows {
@@ -212,11 +214,13 @@ fn load(args: &EvalArgs, mut options: Options) -> anyhow::Result<Running> {
     model::load(&options).with_context(|| format!("eval needs a context of {context} tokens (--context)"))
 }
 
-/// The text's tokens in windows of the engine's context.
-fn windows(loaded: &Loaded, text: &str) -> anyhow::Result<Vec<Vec<TokenId>>> {
-    let len = loaded.engine.config().max_model_len as usize;
-    let ids = loaded.text.encode(text, true, false);
-    let bos = loaded.text.bos_token_id().filter(|bos| loaded.text.encode("", true, false).first() == Some(bos));
+/// A text's tokens in windows of a length, each with BOS in the place of its first token where the model wants one.
+///
+/// # Errors
+/// The text is shorter than a window.
+pub fn windows(tokenizer: &TextModel, text: &str, len: usize) -> anyhow::Result<Vec<Vec<TokenId>>> {
+    let ids = tokenizer.encode(text, true, false);
+    let bos = tokenizer.bos_token_id().filter(|bos| tokenizer.encode("", true, false).first() == Some(bos));
     let windows: Vec<Vec<TokenId>> = ids
         .chunks_exact(len)
         .map(|window| {
@@ -226,7 +230,7 @@ fn windows(loaded: &Loaded, text: &str) -> anyhow::Result<Vec<Vec<TokenId>>> {
         })
         .collect();
     if windows.is_empty() {
-        bail!("the text has {} tokens, a window {len}: give a longer text or a smaller --context", ids.len());
+        bail!("the text has {} tokens, a window {len}", ids.len());
     }
     Ok(windows)
 }

@@ -21,6 +21,7 @@ mod kernel_files;
 mod model;
 #[cfg(feature = "hub")]
 mod pull;
+mod quantize;
 mod sampling_args;
 mod serve;
 
@@ -69,6 +70,8 @@ enum Command {
     Pull(pull::PullArgs),
     /// Measure the perplexity of a text, alone or against another model.
     Eval(Box<eval::EvalArgs>),
+    /// Write a checkpoint of floats in fewer bits.
+    Quantize(Box<quantize::QuantizeArgs>),
     /// List the devices that models can run on.
     Devices(devices::DevicesArgs),
     /// Write, check, measure and translate WGSL kernels.
@@ -100,6 +103,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>, environment: args::Environ
         #[cfg(feature = "hub")]
         Command::Pull(args) => pull::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::Devices(args) => devices::run(&args),
         #[cfg(feature = "wgpu")]
         Command::Kernel(args) => kernel::run(&args),

@@ -94,7 +94,7 @@ fn versions_and_help_are_answers() {
         let version = kittiwake(arguments).ok();
         assert!(version.starts_with("kittiwake") && version.contains(env!("CARGO_PKG_VERSION")), "{version}");
     }
-    for subcommand in ["serve", "chat", "generate", "bench", "devices"] {
+    for subcommand in ["serve", "chat", "generate", "bench", "quantize", "devices"] {
         assert!(kittiwake(["--help"]).ok().contains(&format!("\n  {subcommand} ")), "{subcommand}");
         assert!(flags(subcommand).contains("config"), "{subcommand}");
     }

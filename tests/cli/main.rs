@@ -14,6 +14,7 @@ mod hub;
 #[cfg(feature = "wgpu")]
 mod kernel;
 mod models;
+mod quantize;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;

@@ -99,13 +99,17 @@ impl Default for QuantisationRules {
 }
 
 impl QuantisationRules {
+    /// Whether the tensor of this house name belongs to a block and is no router: what is rounded unless a rule says otherwise.
+    pub(crate) fn is_block(house: &str) -> bool {
+        house.starts_with("layers.") && !house.ends_with(".router")
+    }
+
     /// What the matrix of this house name becomes.
     fn of(&self, house: &str) -> Quantisation {
-        let is_block = house.starts_with("layers.") && !house.ends_with(".router");
         let rule = self.overrides.iter().find(|(pattern, _)| pattern.is_match(house).unwrap_or(false));
         match rule {
             Some((_, to)) => *to,
-            None if is_block => self.default,
+            None if Self::is_block(house) => self.default,
             None => Quantisation::None,
         }
     }

@@ -82,7 +82,7 @@ fn num_elements(program: &Program, slot: usize, bucket: Bucket) -> usize {
     rows as usize * info.width as usize
 }
 
-/// Per slot, the ops from its first to its last access; the logits live to the end.
+/// Per slot, the ops from its first to its last access; the logits and what is kept live to the end.
 fn live_ranges(program: &Program) -> Vec<Range<usize>> {
     let mut live = vec![0..0; program.slots.len()];
     let mut touch = |slot: Slot, op: usize| {
@@ -95,8 +95,8 @@ fn live_ranges(program: &Program) -> Vec<Range<usize>> {
             touch(access.slot, i);
         }
     }
-    if let Some(logits) = program.logits {
-        touch(logits, program.ops.len());
+    for &slot in program.logits.iter().chain(&program.kept) {
+        touch(slot, program.ops.len());
     }
     live
 }
@@ -223,5 +223,10 @@ mod tests {
         program.logits = Some(Slot(8));
         let plan = plan(&program, Bucket { tokens: 4, rows: 1, logit_rows: 1 }, 1);
         assert_eq!(plan.lanes, [64, 64], "a chain needs two buffers, used in turn");
+        program.kept = vec![Slot(3), Slot(4)];
+        let plan = super::plan(&program, Bucket { tokens: 4, rows: 1, logit_rows: 1 }, 1);
+        let [kept, others] = [&plan.slots[3..5], &plan.slots[5..]];
+        let clash = |a: &Placement, b: &Placement| a.lane == b.lane && overlap(&a.range(), &b.range());
+        assert!(!clash(&kept[0], &kept[1]) && !others.iter().any(|other| kept.iter().any(|slot| clash(slot, other))));
     }
 }

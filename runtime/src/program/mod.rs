@@ -75,4 +75,6 @@ pub struct Program {
     pub ops: Vec<Op>,
     /// `[logit_rows, vocab]`: of which the host may read rows after the last op.
     pub logits: Option<Slot>,
+    /// Slots that keep their own memory to the end of a step, for the host to read: none but when activations are measured.
+    pub kept: Vec<Slot>,
 }

@@ -8,8 +8,10 @@ pub mod checkpoint;
 mod experts;
 pub mod format;
 pub mod gguf;
+mod grid;
+pub(crate) mod pack;
 mod quantise;
-mod safetensors;
+pub(crate) mod safetensors;
 pub mod scheme;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -22,6 +24,7 @@ use std::sync::Arc;
 pub use checkpoint::{Checkpoint, Container};
 pub use format::WeightFormat;
 use memmap2::Mmap;
+pub use pack::Packing;
 pub use quantise::Quantisation;
 pub use scheme::{Matrix, Quantised};
 

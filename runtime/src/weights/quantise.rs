@@ -1,8 +1,7 @@
 //! Rounding floats to fewer bits when a model is loaded: to the nearest code of symmetric groups.
 //!
 //! Invariant: rows are rounded when they are read, so that a model is never in memory twice; a row's codes depend on the row
-//! only. Scales are what compressed-tensors' symmetric schemes have (largest magnitude over half of the codes' range), rounded to
-//! their stored type before codes are chosen. Called by `model`.
+//! only. Scales and codes are those of `grid`. Called by `model`; `pack` rounds for files.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -11,6 +10,7 @@ use std::sync::Arc;
 use half::f16;
 
 use super::format::E4m3;
+use super::grid::{Grid, largest};
 use super::{HostTensor, RowSource, WeightFormat};
 
 /// What floats are rounded to.
@@ -85,26 +85,15 @@ impl RowSource for Rounded {
     }
 }
 
-fn largest(values: &[f32]) -> f32 {
-    values.iter().fold(0.0, |largest, x| x.abs().max(largest))
-}
-
-/// A scale as it is stored, and what values are multiplied with; 0 and 0 for zeros.
-fn f16_scale(largest: f32, half_range: f32) -> (f16, f32) {
-    let scale = f16::from_f32((largest / half_range).min(f16::MAX.to_f32()));
-    (scale, if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() })
-}
-
 /// Q4_0 blocks whose scales are those of groups.
 fn int4(values: &[f32], out: &mut [u8]) {
     let group = if values.len().is_multiple_of(128) { 128 } else { 32 };
     for (values, blocks) in values.chunks_exact(group).zip(out.chunks_exact_mut(group / 32 * 18)) {
-        let (scale, inverse) = f16_scale(largest(values), 7.5);
-        let code = |x: f32| ((x * inverse).round_ties_even().clamp(-8.0, 7.0) + 8.0) as u8;
+        let grid = Grid::of(values, 4, true, WeightFormat::F16);
         for (values, block) in values.chunks_exact(32).zip(blocks.chunks_exact_mut(18)) {
-            block[..2].copy_from_slice(&scale.to_le_bytes());
+            block[..2].copy_from_slice(&f16::from_f32(grid.scale).to_le_bytes());
             for (j, byte) in block[2..].iter_mut().enumerate() {
-                *byte = code(values[j]) | code(values[j + 16]) << 4;
+                *byte = grid.code(values[j]) | grid.code(values[j + 16]) << 4;
             }
         }
     }
@@ -113,22 +102,30 @@ fn int4(values: &[f32], out: &mut [u8]) {
 /// Q8_0 blocks.
 fn int8(values: &[f32], out: &mut [u8]) {
     for (values, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(34)) {
-        let (scale, inverse) = f16_scale(largest(values), 127.5);
-        block[..2].copy_from_slice(&scale.to_le_bytes());
-        for (byte, x) in block[2..].iter_mut().zip(values) {
-            *byte = ((x * inverse).round_ties_even().clamp(-128.0, 127.0) as i8) as u8;
-        }
+        let grid = Grid::of(values, 8, true, WeightFormat::F16);
+        block[..2].copy_from_slice(&f16::from_f32(grid.scale).to_le_bytes());
+        block[2..].iter_mut().zip(values).for_each(|(byte, &x)| *byte = grid.code(x) ^ 0x80);
     }
+}
+
+/// The scale of an output in FP8, and what its values are multiplied with; 0 and 0 for zeros.
+pub(super) fn fp8_scale(values: &[f32]) -> (f32, f32) {
+    let scale = largest(values) / 448.0;
+    (scale, if scale > 0.0 { 1.0 / scale } else { 0.0 })
+}
+
+/// The E4M3 nearest to a value of a row with this scale.
+pub(super) fn fp8_code(x: f32, inverse: f32) -> E4m3 {
+    E4m3::from_f32((x * inverse).clamp(-448.0, 448.0))
 }
 
 /// FP8_E4M3 blocks of one scale.
 fn fp8(values: &[f32], out: &mut [u8]) {
-    let scale = largest(values) / 448.0;
-    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    let (scale, inverse) = fp8_scale(values);
     for (values, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(36)) {
         block[..4].copy_from_slice(&scale.to_le_bytes());
         for (byte, x) in block[4..].iter_mut().zip(values) {
-            *byte = E4m3::from_f32((x * inverse).clamp(-448.0, 448.0)).0;
+            *byte = fp8_code(*x, inverse).0;
         }
     }
 }

@@ -10,6 +10,7 @@
 
 #[cfg(test)]
 mod tests;
+pub(crate) mod write;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};

@@ -31,6 +31,8 @@ pub(super) struct Lowered {
     /// Byte where the samples are, one per sampled row.
     pub(super) samples: usize,
     pub(super) logits: Option<Columns>,
+    /// As `Program::kept` has them.
+    pub(super) kept: Vec<Columns>,
 }
 
 /// What a program is lowered for.
@@ -53,6 +55,7 @@ pub(super) fn lower(program: &Program, target: &Target<'_>) -> Result<Lowered, D
     lowering.end_chain();
     Ok(Lowered {
         logits: program.logits.map(|slot| lowering.columns(slot)),
+        kept: program.kept.iter().map(|&slot| lowering.columns(slot)).collect(),
         phases: lowering.phases,
         memory_bytes: lowering.next,
         flags: lowering.flags,

@@ -66,6 +66,7 @@ struct Plan {
     flags: usize,
     samples: usize,
     logits: Option<Columns>,
+    kept: Vec<Columns>,
 }
 
 /// The device in words, without starting it.
@@ -115,6 +116,17 @@ impl CpuBackend {
             last: None,
             small_pages_logged: false,
         })
+    }
+
+    /// What the last step left in the slot `Program::kept[index]`: `[tokens, width]`, row-major.
+    ///
+    /// # Panics
+    /// When no step was run, or its program keeps fewer slots.
+    pub fn kept(&self, index: usize) -> &[f32] {
+        let (plan, num_tokens, ..) = self.last.expect("a step was run");
+        let Plan { memory, kept, .. } = &self.plans[plan];
+        // SAFETY: no step runs between `submit`'s return and its next call, which needs `&mut self`.
+        unsafe { memory.shared().slice(kept[index].start, num_tokens * kept[index].width) }
     }
 
     /// One line, once, where the system grants no huge pages: decode will be slower.
@@ -178,9 +190,9 @@ impl Backend for CpuBackend {
     ) -> Result<PlanId, DeviceError> {
         debug_assert_eq!(bucket, layout.bucket, "one plan, the layout's");
         let target = Target { weights: &self.weights, layers: &self.layers, layout, num_threads: self.pool.threads() };
-        let Lowered { phases, memory_bytes, flags, samples, logits } = lower::lower(program, &target)?;
+        let Lowered { phases, memory_bytes, flags, samples, logits, kept } = lower::lower(program, &target)?;
         let memory = HugeBuf::new(memory_bytes, "activations")?;
-        self.plans.push(Plan { phases, memory, flags, samples, logits });
+        self.plans.push(Plan { phases, memory, flags, samples, logits, kept });
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 

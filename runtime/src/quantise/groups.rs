@@ -100,10 +100,9 @@ impl Finder<'_> {
                 Some((ups, scale_of))
             }
             Op::Attention { layer, heads, head_dim, .. } => {
-                let v = self.program.ops.iter().find_map(|op| match op {
-                    Op::StoreKv { v, layer: stored, .. } | Op::RopeStoreKv { v, layer: stored, .. } => {
-                        (*stored == layer).then_some(*v)
-                    }
+                let v = self.program.ops.iter().find_map(|op| match *op {
+                    Op::StoreKv { v, layer: stored, .. } if stored == layer => v,
+                    Op::RopeStoreKv { v, layer: stored, .. } if stored == layer => Some(v),
                     _ => None,
                 })?;
                 let outputs = self.untouched_outputs(v)?;
@@ -133,7 +132,7 @@ impl Finder<'_> {
                 Op::NormHeads { x, .. } | Op::Rope { x, .. } | Op::ScaleByPosition { x, .. } if is_apart(x) => {}
                 Op::Attention { q: x, .. } if is_apart(x) => {}
                 Op::RopeStoreKv { x, v, .. } if is_apart(x) && v == columns => {}
-                Op::StoreKv { k, v, .. } if is_apart(k) && v == columns => {}
+                Op::StoreKv { k, v, .. } if is_apart(k) && v == Some(columns) => {}
                 _ => return None,
             }
         }

@@ -148,7 +148,7 @@ fn shards_are_bounded_and_read_as_one_model() {
     let dir = TempDir::new("quantise-shards");
     let job = Job::new(&checkpoint, &model, INT4, None).unwrap();
     let mut heard = Vec::new();
-    job.write(&dir, 40_000, &mut |stage, done, total| heard.push((stage, done, total))).unwrap();
+    job.write(&dir, 16_000, &mut |stage, done, total| heard.push((stage, done, total))).unwrap();
     let (stage, done, total) = *heard.last().unwrap();
     assert_eq!((stage, done), (Stage::Write, total));
     let shards: Vec<u64> = std::fs::read_dir(&*dir)
@@ -159,7 +159,7 @@ fn shards_are_bounded_and_read_as_one_model() {
         .collect();
     assert!(shards.len() > 2 && !dir.join("model.safetensors").exists(), "{shards:?}");
     // The embedding is larger than a shard and has one of its own.
-    assert_eq!(shards.iter().filter(|&&bytes| bytes > 40_000 + 8_000).count(), 1, "{shards:?}");
+    assert_eq!(shards.iter().filter(|&&bytes| bytes > 16_000 + 8_000).count(), 1, "{shards:?}");
     let quantised = load(&Checkpoint::open(&dir).unwrap());
     let whole = TempDir::new("quantise-whole");
     job.write(&whole, SHARD_BYTES, &mut |_, _, _| ()).unwrap();

@@ -11,6 +11,7 @@ mod layers;
 mod llama;
 mod mistral;
 mod mixtral;
+mod multimodal;
 mod names;
 mod ordered;
 mod phi3;
@@ -21,6 +22,8 @@ mod rope;
 mod smollm3;
 #[cfg(test)]
 pub(crate) mod tests;
+#[cfg(test)]
+mod traps;
 
 pub use registry::{ARCHITECTURES, Architecture};
 

@@ -83,6 +83,11 @@ pub fn all_cases() -> Vec<Case> {
     for (width, tokens) in [(20, 5), (40, 3), (1536, 33), (32, 1), (576, 9)] {
         push(&mut cases, EXACT, CaseOp::GatherColumns { width, tokens });
     }
+    for dtype in [KvDtype::Bf16, KvDtype::Fp8E4m3, KvDtype::Int8PerTokenHead] {
+        let rows = vec![(563, 37), (3, 1)];
+        let case = AttentionCase { rows, ..AttentionCase::causal(3, 1, 64, dtype) };
+        push(&mut cases, FLOAT, CaseOp::Attention(case));
+    }
     cases
 }
 

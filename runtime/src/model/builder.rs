@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 
 use super::config::DecoderConfig;
+use super::multimodal::Layout;
 use super::names::Name;
 use super::ordered::Orders;
 use super::rope::RopeTable;
@@ -34,6 +35,7 @@ pub(super) struct Builder<'a> {
     num_parameters: u64,
     orders: Orders,
     quantisation: &'a QuantisationRules,
+    layout: Layout,
 }
 
 /// One matrix of a linear, by house name.
@@ -62,6 +64,7 @@ impl<'a> Builder<'a> {
             num_parameters: 0,
             orders: Orders::default(),
             quantisation: &options.quantisation,
+            layout: Layout::of(checkpoint),
         }
     }
 
@@ -93,11 +96,10 @@ impl<'a> Builder<'a> {
         let layer = house.strip_prefix("layers.").and_then(|rest| rest.split('.').next()).unwrap_or_default();
         let row = self.names.iter().copied().flatten().find(|name| name.house.replace("{i}", layer) == house);
         let row = row.unwrap_or_else(|| panic!("'{house}' is not in the architecture's name tables"));
-        let stem = match self.checkpoint.container {
-            Container::Gguf(_) => row.gguf,
-            Container::HuggingFace { .. } => row.hf,
-        };
-        stem.replace("{i}", layer)
+        match self.checkpoint.container {
+            Container::Gguf(_) => row.gguf.replace("{i}", layer),
+            Container::HuggingFace { .. } => self.layout.stem(row.hf.replace("{i}", layer)),
+        }
     }
 
     pub fn tensor_error(&self, tensor: &str, expected: impl Into<String>, got: impl Into<String>) -> LoadError {
@@ -290,7 +292,8 @@ impl<'a> Builder<'a> {
         let in_file = self.checkpoint.tensors.keys().chain(self.checkpoint.quantised.names());
         let mut names: Vec<&String> = in_file.collect();
         names.sort_unstable();
-        let is_known = |name: &str| self.bound.contains(name) || IGNORED.iter().any(|end| name.ends_with(end));
+        let is_ignored = |name: &str| IGNORED.iter().any(|end| name.ends_with(end)) || self.layout.is_of_images(name);
+        let is_known = |name: &str| self.bound.contains(name) || is_ignored(name);
         let architecture = self.architecture;
         if let Some(name) = names.into_iter().find(|name| !is_known(name)) {
             return Err(LoadError::Unsupported {

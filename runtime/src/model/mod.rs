@@ -13,6 +13,7 @@ mod layers;
 mod llama;
 mod mistral;
 mod mixtral;
+mod multimodal;
 mod names;
 mod ordered;
 mod phi3;
@@ -23,6 +24,8 @@ mod rope;
 mod smollm3;
 #[cfg(test)]
 pub(crate) mod tests;
+#[cfg(test)]
+mod traps;
 
 pub use registry::{ARCHITECTURES, Architecture};
 

@@ -34,6 +34,7 @@ const OFF: &[(Key, f64)] = &[
     (Key { hf: "residual_multiplier", gguf: "residual_scale" }, 1.0),
     (Key { hf: "logits_scaling", gguf: "" }, 1.0),
     (Key { hf: "logit_scale", gguf: "logit_scale" }, 1.0),
+    (Key { hf: "use_bidirectional_attention", gguf: "" }, 0.0),
     (Key { hf: "clip_qkv", gguf: "attention.clamp_kqv" }, 0.0),
     (Key { hf: "num_local_experts", gguf: "expert_count" }, 0.0),
     (Key { hf: "num_experts", gguf: "" }, 0.0),

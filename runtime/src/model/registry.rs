@@ -2,7 +2,7 @@
 //!
 //! Invariant: a checkpoint's own name for its architecture decides; an unknown one is an error that lists what is known.
 
-use super::{LoadOptions, Model, deepseek, gemma, gpt_oss, llama, mistral, mixtral, phi3, qwen, smollm3};
+use super::{LoadOptions, Model, deepseek, gemma, gpt_oss, llama, mistral, mixtral, multimodal, phi3, qwen, smollm3};
 use crate::error::LoadError;
 use crate::weights::{Checkpoint, Container};
 
@@ -27,8 +27,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
         load: llama::load,
     },
     Architecture {
-        title: "Mistral (its GGUF files say `llama`), Ministral 3",
-        hf: &["MistralForCausalLM", "Ministral3ForCausalLM"],
+        title: "Mistral (its GGUF files say `llama`), Ministral 3 (text part)",
+        hf: &["MistralForCausalLM", "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"],
         gguf: &["mistral3"],
         load: mistral::load,
     },
@@ -38,7 +38,12 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture { title: "Mixtral", hf: &["MixtralForCausalLM"], gguf: &[], load: mixtral::load },
     Architecture { title: "gpt-oss", hf: &["GptOssForCausalLM"], gguf: &["gpt-oss"], load: gpt_oss::load },
     Architecture { title: "Gemma 2", hf: &["Gemma2ForCausalLM"], gguf: &["gemma2"], load: gemma::load_2 },
-    Architecture { title: "Gemma 3 (text)", hf: &["Gemma3ForCausalLM"], gguf: &["gemma3"], load: gemma::load_3 },
+    Architecture {
+        title: "Gemma 3 (text part)",
+        hf: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+        gguf: &["gemma3"],
+        load: gemma::load_3,
+    },
     Architecture { title: "Phi-3, Phi-3.5, Phi-4", hf: &["Phi3ForCausalLM"], gguf: &["phi3"], load: phi3::load },
     Architecture {
         title: "DeepSeek-V2, V3, R1, Kimi K2",
@@ -74,5 +79,6 @@ pub(super) fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Mod
             supported: supported.join(", "),
         });
     };
-    (architecture.load)(checkpoint, options)
+    let text_part = multimodal::text_part(checkpoint)?;
+    (architecture.load)(text_part.as_ref().unwrap_or(checkpoint), options)
 }

@@ -15,6 +15,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior};
 
+use super::pre_tokenizers::PRE_TOKENIZERS;
 use super::tokenizer::Tokenizer;
 use super::vocab::{ByteAlphabet, LeadingSpace, MAX_TOKENS, Vocab, byte_token};
 use crate::error::LoadError;
@@ -25,50 +26,6 @@ use crate::weights::gguf::Metadata;
 const SPACE: char = '\u{2581}';
 /// Longest SentencePiece token, in bytes: rebuilding merges tries every split of every token.
 const MAX_PIECE_BYTES: usize = 1024;
-
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Mistral's own pattern. llama.cpp approximates its character classes, so its ids differ at a change of case outside
-/// ASCII and at combining marks; the model was trained with these.
-const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-/// What a pre-tokenizer name means.
-struct PreTokenizer {
-    names: &'static [&'static str],
-    /// Splits, one after another, each inside the pieces of the one before.
-    splits: &'static [&'static str],
-    /// A piece that is a token whole is taken whole, whatever the merges say.
-    ignore_merges: bool,
-    /// Whether BOS is added where `tokenizer.ggml.add_bos_token` does not say.
-    add_bos: bool,
-    /// The official tokenizer composes characters first (llama.cpp does not).
-    nfc: bool,
-}
-
-/// Names as llama.cpp's converter writes them.
-const PRE_TOKENIZERS: [PreTokenizer; 7] = [
-    PreTokenizer { names: &["gpt-2"], splits: &[GPT2], ignore_merges: false, add_bos: false, nfc: false },
-    PreTokenizer { names: &["smollm"], splits: &[r"\p{N}", GPT2], ignore_merges: false, add_bos: false, nfc: false },
-    PreTokenizer {
-        names: &["llama-bpe", "llama3", "llama-v3"],
-        splits: &[LLAMA3],
-        ignore_merges: true,
-        add_bos: true,
-        nfc: false,
-    },
-    PreTokenizer { names: &["qwen2"], splits: &[QWEN2], ignore_merges: false, add_bos: false, nfc: true },
-    PreTokenizer { names: &["deepseek-r1-qwen"], splits: &[QWEN2], ignore_merges: false, add_bos: false, nfc: false },
-    PreTokenizer { names: &["tekken"], splits: &[TEKKEN], ignore_merges: true, add_bos: true, nfc: false },
-    PreTokenizer {
-        names: &["default"],
-        splits: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
-        ignore_merges: false,
-        add_bos: false,
-        nfc: false,
-    },
-];
 
 /// Control tokens that end a turn, besides those that the metadata names: the common subset of what llama.cpp ends
 /// generation on. Only tokens of type control count.

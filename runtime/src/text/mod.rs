@@ -10,6 +10,7 @@ mod decoder;
 mod detokenizer;
 mod gguf_vocab;
 mod mask;
+mod pre_tokenizers;
 mod stop;
 mod template;
 #[cfg(test)]

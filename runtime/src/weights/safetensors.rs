@@ -4,7 +4,8 @@
 //! header_len u64 | header JSON: name -> {dtype, shape, data_offsets: [begin, end]} | data
 //! ```
 //! Invariant: the offsets of a file tile its data exactly, so that ranges lie in the file and apart. Only files that the
-//! index names are opened, and only inside the directory; other weights in it (`consolidated*`) are copies and ignored.
+//! index names are opened, and only inside the directory; other weights in it are not read, with a warning unless they are
+//! copies in another layout (`consolidated*`).
 //!
 //! The header's types come from the `safetensors` crate, its checks are ours: the crate's sum of offsets can overflow.
 
@@ -78,6 +79,10 @@ fn open_sharded(dir: &Path, index_path: &Path) -> Result<Tensors, LoadError> {
         names_by_file.entry(file).or_default().push(name);
     }
 
+    let named: Vec<&str> = names_by_file.keys().copied().collect();
+    for file in not_named(dir, &named) {
+        tracing::warn!("{}: {INDEX} does not name it, so that nothing of it is read", dir.join(file).display());
+    }
     let mut tensors = Tensors::default();
     for (file, names) in names_by_file {
         let path = dir.join(file);
@@ -98,6 +103,18 @@ fn open_sharded(dir: &Path, index_path: &Path) -> Result<Tensors, LoadError> {
         }
     }
     Ok(tensors)
+}
+
+/// Files of weights in the directory that the index leaves out, in order; copies in another layout (`consolidated*`) aside.
+fn not_named(dir: &Path, named: &[&str]) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let is_left_out = |name: &String| {
+        name.ends_with(".safetensors") && !name.starts_with("consolidated") && !named.contains(&name.as_str())
+    };
+    let mut left_out: Vec<String> = names.filter(is_left_out).collect();
+    left_out.sort_unstable();
+    left_out
 }
 
 /// Whether `name` stays in the directory that it is joined to.

@@ -68,12 +68,35 @@ fn shards_are_read_and_stay_in_the_directory() {
         let message = open(escape).unwrap_err().to_string();
         assert!(message.contains("a: expected the name of a file in the directory"), "{escape}: {message}");
     }
-    assert!(matches!(open("absent.safetensors"), Err(LoadError::Io { .. })));
+    let absent = open("absent.safetensors").unwrap_err();
+    assert!(matches!(&absent, LoadError::Io { path, .. } if path.ends_with("absent.safetensors")), "{absent}");
     let dir = model_dir(
         "promised",
         &[("s.safetensors", &small_file()), (INDEX, br#"{"weight_map":{"zz":"s.safetensors"}}"#)],
     );
     assert!(matches!(Checkpoint::open(&dir), Err(LoadError::Tensor { tensor, .. }) if tensor == "zz"));
+}
+
+/// The index says what the model is, as it does for transformers and vLLM: shards that it does not name are warned of, copies
+/// of the weights under another name are not.
+#[test]
+fn weights_beside_the_index_are_not_read() {
+    let broken = &b"no header"[..];
+    let files = [
+        ("s-1.safetensors", &small_file()[..]),
+        ("s-2.safetensors", broken),
+        ("consolidated.safetensors", broken),
+        ("consolidated-00001-of-00001.safetensors", broken),
+        ("s-3.txt", broken),
+        (INDEX, br#"{"weight_map":{"a":"s-1.safetensors","b":"s-1.safetensors"}}"#),
+    ];
+    let dir = model_dir("extra", &files);
+    assert_eq!(Checkpoint::open(&dir).unwrap().tensors.len(), 2);
+    assert_eq!(not_named(&dir, &["s-1.safetensors"]), ["s-2.safetensors"]);
+    // They alone are no model.
+    let dir = model_dir("copies", &[("consolidated.safetensors", &small_file())]);
+    let message = Checkpoint::open(&dir).unwrap_err().to_string();
+    assert!(message.contains("model.safetensors: not found"), "{message}");
 }
 
 #[test]

@@ -2,11 +2,12 @@
 //! for each output, or for each block (DeepSeek and Qwen: 128 x 128).
 //!
 //! ```text
-//! weight f8_e4m3 [out, in];  weight_scale [], [1], [out] or [out, 1];  weight_scale_inv [ceil(out / b0), ceil(in / b1)]
+//! weight f8_e4m3 [out, in];  weight_scale or weight_scale_inv [], [1], [out] or [out, 1]
+//! or, with blocks,           weight_scale_inv [ceil(out / b0), ceil(in / b1)]
 //! value = E4M3 * scale: weight_scale_inv multiplies too, despite its name
 //! ```
 //! Invariant: no byte is a NaN and no scale so large that a kernel's product could overflow. Activations keep their own
-//! precision, whatever `input_scale` says.
+//! precision, whatever `input_scale` or `activation_scale` says.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -61,7 +62,9 @@ impl Scheme for Fp8 {
             let expected = format!("floats {shape:?}, as the configuration leaves out '{part}'");
             return Err(source.error(&format!("{stem}.weight"), expected, "nothing"));
         }
-        let name = if self.block.is_some() { "weight_scale_inv" } else { "weight_scale" };
+        // Transformers' own layer calls the scale of a whole matrix as it calls those of blocks (Ministral 3 is stored so).
+        let has_inv = source.has(&format!("{stem}.weight_scale_inv"));
+        let name = if self.block.is_some() || has_inv { "weight_scale_inv" } else { "weight_scale" };
         matrix(source, stem, shape, (name, self.block))
     }
 }
@@ -100,7 +103,8 @@ pub(super) fn matrix(
         return Err(source.error(&scale, "scales below 2^119", bad.to_string()));
     }
     let mut names = vec![weight.clone(), scale];
-    names.extend(Some(format!("{stem}.input_scale")).filter(|name| source.has(name)));
+    let of_inputs = ["input_scale", "activation_scale"].map(|name| format!("{stem}.{name}"));
+    names.extend(of_inputs.into_iter().filter(|name| source.has(name)));
     let values = Rows { codes: codes.clone(), scales, block, cols };
     let tensor = HostTensor::computed(weight, WeightFormat::Fp8E4m3, shape.to_vec(), Arc::new(values));
     Ok(Matrix { tensor, input_order: None, names })

@@ -355,8 +355,9 @@ fn fp8_scales_multiply_by_matrix_output_or_block() {
     let blocks = json!({"quant_method": "fp8", "weight_block_size": [32, 64]});
     let plain = json!({"quant_method": "fp8"});
     type ScaleOf = fn(usize, usize) -> usize;
-    let cases: [(&Value, &str, &[usize], ScaleOf); 5] = [
+    let cases: [(&Value, &str, &[usize], ScaleOf); 6] = [
         (&plain, "m.weight_scale", &[], |_, _| 0),
+        (&plain, "m.weight_scale_inv", &[], |_, _| 0),
         (&plain, "m.weight_scale", &[1], |_, _| 0),
         (&plain, "m.weight_scale", &[ROWS], |n, _| n),
         (&plain, "m.weight_scale", &[ROWS, 1], |n, _| n),
@@ -365,8 +366,9 @@ fn fp8_scales_multiply_by_matrix_output_or_block() {
     for (settings, name, shape, scale_of) in cases {
         let scales = scales(shape.iter().product());
         let files = base.clone().floats(name, shape, scales.clone()).floats("m.input_scale", &[], [1.0]);
+        let files = files.floats("m.activation_scale", &[], [1.0]);
         let matrix = files.matrix(settings.clone(), SHAPE).unwrap();
-        assert_eq!(matrix.names, ["m.weight", name, "m.input_scale"]);
+        assert_eq!(matrix.names, ["m.weight", name, "m.input_scale", "m.activation_scale"]);
         let value = |(n, k): (usize, usize)| scales[scale_of(n, k)] * e4m3_value(e4m3(n, k));
         assert_eq!(matrix.tensor.to_f32(), grid(ROWS, COLS).map(value).collect::<Vec<_>>(), "{name} {shape:?}");
     }

@@ -91,9 +91,11 @@ impl Finder<'_> {
     fn outputs_behind(&self, slot: Slot) -> Option<(Vec<Output>, Vec<usize>)> {
         let makes = |op: &&Op| op.accesses().iter().any(|access| access.slot == slot && access.kind.writes());
         match *self.program.ops.iter().find(makes)? {
-            Op::FusedLinear { ref parts, end: LinearEnd::Gate { activation, .. }, .. }
-                if matches!(activation, Activation::Silu | Activation::GeluTanh) =>
-            {
+            Op::FusedLinear {
+                ref parts,
+                end: LinearEnd::Gate { activation: Activation::Silu | Activation::GeluTanh, .. },
+                ..
+            } => {
                 let outputs = self.outputs(parts);
                 let ups = outputs[outputs.len() / 2..].to_vec();
                 let scale_of = (0..ups.len()).collect();

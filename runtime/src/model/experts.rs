@@ -45,9 +45,13 @@ pub(super) struct ExpertsSpec {
 
 /// How many experts there are, and how many a token has; none where there are none.
 pub(super) fn read_counts(reader: &Reader<'_>) -> Result<Option<(u32, u32)>, LoadError> {
-    let mut given = None;
+    let mut given: Option<(Key, u32)> = None;
     for key in EXPERTS {
-        given = given.or(reader.u32(key)?.filter(|&count| count > 0).map(|count| (key, count)));
+        let Some(count) = reader.u32(key)?.filter(|&count| count > 0) else { continue };
+        if let Some((other, first)) = given.filter(|(_, first)| *first != count) {
+            return Err(reader.error(key, format!("{count}, but {} is {first}", reader.name(other))));
+        }
+        given = given.or(Some((key, count)));
     }
     let Some((key, experts)) = given else { return Ok(None) };
     let top_k = reader.size(TOP_K)?;

@@ -168,9 +168,9 @@ impl Integers {
                 }
             }
             (None, Place::RowWords, 4) => {
-                for (i, eight) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-                    *eight = nibbles(word_at(bytes, (n * cols + first) / 8 + i));
-                }
+                let words = bytes[(n * cols + first) / 2..][..BLOCK / 2].as_chunks::<4>().0;
+                let eights = codes.as_chunks_mut::<8>().0.iter_mut();
+                eights.zip(words).for_each(|(eight, word)| *eight = nibbles(u32::from_le_bytes(*word)));
             }
             (None, Place::RowWords, _) => codes.copy_from_slice(&bytes[n * cols + first..][..BLOCK]),
             (None, Place::RowBytes, _) => {
@@ -213,28 +213,52 @@ struct Rows {
     format: WeightFormat,
 }
 
-/// Rows that are computed together: a cache line of the file holds as many outputs at most.
+/// Rows that are computed together where a cache line of the file holds the codes of neighbouring outputs: as many at most.
 const TOGETHER: usize = 64;
+
+/// What stands before the codes of a block, and as much behind it as the format has no place for.
+type Head = [u8; 5];
+
+impl Rows {
+    /// The heads of some rows, the groups of which are `[groups, rows]`.
+    fn heads(&self, rows: Range<usize>, scale: &dyn Fn(usize) -> f32, out: &mut Vec<Head>) {
+        let Integers { shape, scale_strides, zeros, groups, .. } = &self.integers;
+        // In ascending order, with an order of columns or without.
+        let num_groups = groups.of_block.last().map_or(0, |&last| last as usize + 1);
+        out.clear();
+        for group in 0..num_groups {
+            out.extend(rows.clone().map(|n| {
+                let zero = match zeros {
+                    Zeros::All(zero) => *zero,
+                    Zeros::Each(zeros) => zeros[group * shape[0] + n],
+                };
+                head(self.format, scale(group * scale_strides[0] + n * scale_strides[1]), zero)
+            }));
+        }
+    }
+}
 
 impl RowSource for Rows {
     fn read(&self, rows: Range<usize>, out: &mut [u8]) {
-        let Integers { shape, codes, scales, scale_strides, zeros, groups, .. } = &self.integers;
+        let Integers { codes, scales, groups, place, .. } = &self.integers;
         let block_bytes = self.format.block_bytes();
         let row_bytes = groups.of_block.len() * block_bytes;
+        let together = match place {
+            Place::InputWords | Place::InterleavedWords => TOGETHER,
+            Place::RowWords | Place::RowBytes => 1,
+        };
         let bytes = codes.bytes();
         let mut eight = Eight { of: None, codes: [[0; BLOCK]; 8] };
+        let mut heads = Vec::new();
         scales.with(|scale| {
-            for (first, out) in rows.step_by(TOGETHER).zip(out.chunks_mut(TOGETHER * row_bytes)) {
+            for (first, out) in rows.step_by(together).zip(out.chunks_mut(together * row_bytes)) {
+                let count = out.len() / row_bytes;
+                self.heads(first..first + count, scale, &mut heads);
                 for (block, &group) in groups.of_block.iter().enumerate() {
-                    for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
-                        let (n, group) = (first + i, group as usize);
-                        let zero = match zeros {
-                            Zeros::All(zero) => *zero,
-                            Zeros::Each(zeros) => zeros[group * shape[0] + n],
-                        };
-                        let codes = self.integers.block(bytes, n, block, &mut eight);
-                        let scale = scale(group * scale_strides[0] + n * scale_strides[1]);
-                        write_block(self.format, (scale, zero), &codes, &mut out[block * block_bytes..][..block_bytes]);
+                    let heads = &heads[group as usize * count..][..count];
+                    for (i, (head, out)) in heads.iter().zip(out.chunks_exact_mut(row_bytes)).enumerate() {
+                        let codes = self.integers.block(bytes, first + i, block, &mut eight);
+                        write_block(self.format, head, &codes, &mut out[block * block_bytes..][..block_bytes]);
                     }
                 }
             }
@@ -242,26 +266,30 @@ impl RowSource for Rows {
     }
 }
 
-/// Writes a block as `weights::format` defines it.
-fn write_block(format: WeightFormat, (scale, zero): (f32, u8), codes: &[u8; BLOCK], out: &mut [u8]) {
+/// The head of a block as `weights::format` defines it.
+fn head(format: WeightFormat, scale: f32, zero: u8) -> Head {
     match format {
-        WeightFormat::Q4_0 | WeightFormat::Int4 => {
-            let (head, packed) = out.split_at_mut(out.len() - BLOCK / 2);
-            head[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-            if let Some(place) = head.get_mut(2) {
-                *place = zero;
-            }
-            let (low, high) = codes.split_at(BLOCK / 2);
-            packed.iter_mut().zip(low).zip(high).for_each(|((byte, low), high)| *byte = low | high << 4);
-        }
-        WeightFormat::Q8_0 => {
-            out[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-            out[2..].iter_mut().zip(codes).for_each(|(byte, code)| *byte = code ^ 0x80);
+        WeightFormat::Q4_0 | WeightFormat::Int4 | WeightFormat::Q8_0 => {
+            let [low, high] = f16::from_f32(scale).to_le_bytes();
+            [low, high, zero, 0, 0]
         }
         _ => {
-            out[..4].copy_from_slice(&scale.to_le_bytes());
-            out[4] = zero;
-            out[5..].copy_from_slice(codes);
+            let [a, b, c, d] = scale.to_le_bytes();
+            [a, b, c, d, zero]
         }
+    }
+}
+
+/// Writes a block as `weights::format` defines it.
+fn write_block(format: WeightFormat, head: &Head, codes: &[u8; BLOCK], out: &mut [u8]) {
+    let is_packed = matches!(format, WeightFormat::Q4_0 | WeightFormat::Int4);
+    let (start, stored) = out.split_at_mut(out.len() - if is_packed { BLOCK / 2 } else { BLOCK });
+    start.copy_from_slice(&head[..start.len()]);
+    if is_packed {
+        let (low, high) = codes.split_at(BLOCK / 2);
+        stored.iter_mut().zip(low).zip(high).for_each(|((byte, low), high)| *byte = low | high << 4);
+    } else {
+        let sign = if format == WeightFormat::Q8_0 { 0x80 } else { 0 };
+        stored.iter_mut().zip(codes).for_each(|(byte, code)| *byte = code ^ sign);
     }
 }

@@ -9,6 +9,7 @@ mod block;
 mod group;
 mod super_block;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use block::Group;
@@ -102,6 +103,9 @@ macro_rules! with_kind {
 }
 pub(super) use with_kind;
 
+/// Columns of floats that are packed at a time: the places of a tile stay in the first cache while its 16 rows are written.
+const TILE: usize = 64;
+
 /// A repacked matrix `[rows, cols]` in an arena.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix {
@@ -148,12 +152,17 @@ impl Matrix {
             E4M3 => self.pack_e4m3(tensor, panels, out));
     }
 
+    /// The bytes of a panel's rows.
+    fn panel<'a>(&self, tensor: &'a HostTensor, panel: usize) -> Cow<'a, [u8]> {
+        let first = panel * LANES;
+        tensor.rows(first..self.rows.min(first + LANES))
+    }
+
     /// Calls `one(lane, row)` for the rows of a panel.
     fn for_rows(&self, tensor: &HostTensor, panel: usize, mut one: impl FnMut(usize, &[u8])) {
-        let first = panel * LANES;
-        let count = LANES.min(self.rows - first);
-        let bytes = tensor.rows(first..first + count);
-        bytes.chunks_exact(bytes.len() / count).enumerate().for_each(|(lane, row)| one(lane, row));
+        let row_bytes = self.cols / tensor.format.block_len() * tensor.format.block_bytes();
+        let bytes = self.panel(tensor, panel);
+        bytes.chunks_exact(row_bytes).enumerate().for_each(|(lane, row)| one(lane, row));
     }
 
     fn pack_quantised<B: Block>(&self, tensor: &HostTensor, panels: Range<usize>, out: Shared) {
@@ -191,11 +200,15 @@ impl Matrix {
             let start = panel * self.cols * size_of::<[E; LANES]>();
             // SAFETY: as in `pack_quantised`.
             let elements = unsafe { out.slice_mut::<E>(start, self.cols * LANES) };
-            self.for_rows(tensor, panel, |lane, row| {
-                for (k, bytes) in row.chunks_exact(size_of::<E>()).enumerate() {
-                    elements[k * LANES + lane] = bytemuck::pod_read_unaligned(bytes);
+            let bytes = self.panel(tensor, panel);
+            for (tile, elements) in elements.chunks_mut(TILE * LANES).enumerate() {
+                for (lane, row) in bytes.chunks_exact(self.cols * size_of::<E>()).enumerate() {
+                    let row = row[tile * TILE * size_of::<E>()..].chunks_exact(size_of::<E>());
+                    for (lanes, bytes) in elements.as_chunks_mut::<LANES>().0.iter_mut().zip(row) {
+                        lanes[lane] = bytemuck::pod_read_unaligned(bytes);
+                    }
                 }
-            });
+            }
         }
     }
 

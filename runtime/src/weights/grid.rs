@@ -1,6 +1,5 @@
 //! The numbers that a group of weights is rounded to: a scale, a zero point, and the nearest code. The one arithmetic of weights
-//! that are rounded when a model is loaded (`quantise`, which has no time for more than one grid) and of those that are written
-//! to a file (`pack`).
+//! that are rounded when a model is loaded (`quantise`) and of those that are written to a file (`pack`).
 //!
 //! Invariant: scales are what compressed-tensors' schemes have (symmetric: the largest magnitude over half of the codes' range;
 //! else the range over the number of steps), rounded to their stored type before codes are chosen.
@@ -33,6 +32,13 @@ fn rounded(scale: f32, stored: WeightFormat) -> f32 {
     }
 }
 
+/// The nearest whole number, ties to even, of a magnitude below 2^22 (larger ones stay whole and large): such a sum has no room
+/// for fractions. x86-64 has no instruction for it that every processor knows, and a call for each value takes most of the time.
+fn nearest_whole(x: f32) -> f32 {
+    const NO_FRACTIONS: f32 = 1.5 * (1 << 23) as f32;
+    (x + NO_FRACTIONS) - NO_FRACTIONS
+}
+
 impl Grid {
     /// The grid of a group: codes of `bits` bits around the middle one, or from a zero point of their own.
     pub(crate) fn of(values: &[f32], bits: u32, symmetric: bool, stored: WeightFormat) -> Self {
@@ -51,15 +57,8 @@ impl Grid {
     ) -> Self {
         let whole = ((1u32 << bits) - 1) as f32 / ((1u32 << bits) - 2) as f32;
         let ranges: &[f32] = if symmetric { &[whole, 1.0, 0.95, 0.9, 0.85, 0.8] } else { &[1.0, 0.95, 0.9, 0.85, 0.8] };
-        let squares = |grid: &Self| -> f32 {
-            let square = |x: f32| (grid.value(grid.code(x)) - x).powi(2);
-            match counts {
-                None => values.iter().map(|&x| square(x)).sum(),
-                Some(counts) => values.iter().zip(counts).map(|(&x, count)| count * square(x)).sum(),
-            }
-        };
         let grids = ranges.iter().map(|&part| Self::within(values, (bits, symmetric, stored), part));
-        let measured = grids.map(|grid| (squares(&grid), grid));
+        let measured = grids.map(|grid| (grid.squares(values, counts), grid));
         let least = measured.min_by(|a, b| a.0.total_cmp(&b.0));
         least.map_or_else(|| Self::of(values, bits, symmetric, stored), |(_, grid)| grid)
     }
@@ -79,9 +78,38 @@ impl Grid {
         Self { scale, inverse: inverse(scale), zero, top }
     }
 
+    /// The sum of squared errors, each times what it counts. Eight sums, so that the compiler takes eight values at a time.
+    fn squares(&self, values: &[f32], counts: Option<&[f32]>) -> f32 {
+        let square = |x: f32| {
+            let error = (self.place(x) - self.zero) * self.scale - x;
+            error * error
+        };
+        let mut sums = [0.0; 8];
+        let (whole, rest) = values.as_chunks::<8>();
+        match counts {
+            None => {
+                whole.iter().for_each(|eight| sums.iter_mut().zip(eight).for_each(|(sum, &x)| *sum += square(x)));
+                sums.iter_mut().zip(rest).for_each(|(sum, &x)| *sum += square(x));
+            }
+            Some(counts) => {
+                let (whole_counts, rest_counts) = counts.as_chunks::<8>();
+                for (eight, counts) in whole.iter().zip(whole_counts) {
+                    sums.iter_mut().zip(eight).zip(counts).for_each(|((sum, &x), count)| *sum += count * square(x));
+                }
+                sums.iter_mut().zip(rest).zip(rest_counts).for_each(|((sum, &x), count)| *sum += count * square(x));
+            }
+        }
+        sums.iter().sum()
+    }
+
+    /// The nearest code, as a float.
+    fn place(&self, x: f32) -> f32 {
+        (nearest_whole(x * self.inverse) + self.zero).clamp(0.0, self.top)
+    }
+
     /// The nearest code.
     pub(crate) fn code(&self, x: f32) -> u8 {
-        ((x * self.inverse).round_ties_even() + self.zero).clamp(0.0, self.top) as u8
+        self.place(x) as u8
     }
 
     /// What a code means.

@@ -3,9 +3,14 @@
 //! Invariant: nothing here is shared with a backend. Attention's is in `cache`. Used by `ops.rs`.
 
 use runtime::backend::cases::{Case, CaseOp, build_case};
-use runtime::program::{Activation, Op};
+use runtime::program::{Activation, Op, RopePairing};
 
 use super::cache::attention_f64;
+
+/// The angle of a position. An op's formula has it as an f32, as the models were trained: at position 8190 that is up to 5e-4 off.
+fn angle(position: usize, frequency: f64) -> f64 {
+    f64::from((position as f64 * frequency) as f32)
+}
 
 /// The output of a case, or none where nothing here computes it.
 pub fn expectation_f64(case: &Case) -> Option<Vec<f64>> {
@@ -35,6 +40,40 @@ pub fn expectation_f64(case: &Case) -> Option<Vec<f64>> {
             };
             let row = |row: &[f64]| (0..n).map(|i| gated(row[i], row[n + i])).collect::<Vec<f64>>();
             Some(x.chunks(2 * n).flat_map(row).collect())
+        }
+        CaseOp::Rope { heads, head_dim, offset, turn, start, tokens } => {
+            let (dim, pairs) = (*head_dim as usize, turn.pairs as usize);
+            let mut x = wide(0);
+            // The table in f32 is the model's; sines of angles in f64.
+            let frequencies = wide(1);
+            let width = x.len() / *tokens as usize;
+            for (t, row) in x.chunks_mut(width).enumerate() {
+                let heads = &mut row[*offset as usize..][..*heads as usize * dim];
+                for head in heads.chunks_mut(dim) {
+                    for (i, frequency) in frequencies.iter().enumerate() {
+                        let (a, b) = match turn.pairing {
+                            RopePairing::Half => (i, i + pairs),
+                            RopePairing::Interleaved => (2 * i, 2 * i + 1),
+                        };
+                        let (sin, cos) = angle(*start as usize + t, *frequency).sin_cos();
+                        let amplitude = f64::from(turn.amplitude);
+                        let (x, y) = (head[a], head[b]);
+                        head[a] = amplitude * (x * cos - y * sin);
+                        head[b] = amplitude * (x * sin + y * cos);
+                    }
+                }
+            }
+            Some(x)
+        }
+        CaseOp::ScaleByPosition { width, offset, period, start, tokens } => {
+            let mut x = wide(0);
+            let row_width = x.len() / *tokens as usize;
+            for (t, row) in x.chunks_mut(row_width).enumerate() {
+                let periods = ((*start as usize + t) / *period as usize) as f64;
+                let factor = 1.0 + f64::from(0.1f32) * periods.ln_1p();
+                row[*offset as usize..][..*width as usize].iter_mut().for_each(|x| *x *= factor);
+            }
+            Some(x)
         }
         CaseOp::SoftCap { cap, .. } => {
             let cap = f64::from(*cap);

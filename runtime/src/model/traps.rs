@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::load;
-use crate::program::KvDtype;
+use crate::program::{KvDtype, Op};
 use crate::weights::gguf::MetaValue;
 use crate::weights::{Checkpoint, Container, HostTensor};
 
@@ -183,4 +183,43 @@ fn gemma_3_leaves_out_what_its_class_says() {
     checkpoint.dummy = true;
     let info = load(&checkpoint, KvDtype::F16).expect("sound").info;
     assert_eq!((info.heads, info.kv_heads, info.head_dim, info.max_position), (8, 4, 256, 131_072));
+}
+
+/// The factors of short contexts and of long ones: what the engine is built for decides, else what the file says.
+#[test]
+fn long_rope_takes_the_factors_of_the_context() {
+    let original = 512;
+    let long_config = with("families/phi3", "/max_position_embeddings", json!(4096));
+    let long_file = with_metadata("families/phi3/phi3.gguf", "phi3.context_length", 4096);
+    let short = (0..6).map(|i| 1.0 + 0.1 * i as f32).collect::<Vec<_>>();
+    let long = (0..6).map(|i| 1.0 + 0.5 * i as f32).collect::<Vec<_>>();
+    for checkpoint in [&long_config, &long_file] {
+        for (max_model_len, factors) in [
+            (None, &long),
+            (Some(4096), &long),
+            (Some(original + 1), &long),
+            (Some(original), &short),
+            (Some(16), &short),
+        ] {
+            let options = super::LoadOptions { max_model_len, ..KvDtype::F16.into() };
+            let model = load(checkpoint, options).expect("sound");
+            let rotary = model.program.ops.iter().find_map(|op| match op {
+                Op::Rope { rotary, .. } | Op::RopeStoreKv { rotary, .. } => Some(*rotary),
+                _ => None,
+            });
+            let got = model.weights[rotary.expect("a turn").inv_freq.index()].to_f32();
+            assert_eq!(got.len(), factors.len());
+            for (i, (got, factor)) in got.iter().zip(factors).enumerate() {
+                let expected = 10_000f64.powf(-(i as f64) / 6.0) / f64::from(*factor);
+                let place = format!("{}, context {max_model_len:?}, frequency {i}", checkpoint.path.display());
+                assert!((f64::from(*got) / expected - 1.0).abs() < 1e-6, "{place}: {got}, not {expected}");
+            }
+        }
+    }
+    // The file's own context is no longer than the original one.
+    let plain = load(&open("families/phi3"), KvDtype::F16).expect("sound");
+    let asked = super::LoadOptions { max_model_len: Some(original), ..KvDtype::F16.into() };
+    let asked = load(&long_config, asked).expect("sound");
+    let floats = |model: &super::Model| model.weights.iter().map(HostTensor::to_f32).collect::<Vec<_>>();
+    assert_eq!(floats(&plain), floats(&asked));
 }

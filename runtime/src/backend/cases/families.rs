@@ -3,7 +3,9 @@
 //! Invariant: as in `table`, which they follow, so that its rows keep their seeds.
 
 use super::table::{FLOAT, GATED, attention_tolerance, push};
-use super::{AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, HeadsCase, MoeCase, PartCase, TurnCase};
+use super::{
+    AttentionCase, BlockMoves, Case, CaseOp, FusedCase, FusedEnd, HeadsCase, MoeCase, PartCase, Tolerance, TurnCase,
+};
 use crate::program::{Activation, KvDtype, RopePairing, Router, RouterScore};
 use crate::weights::WeightFormat;
 
@@ -48,6 +50,24 @@ pub(super) fn family_cases(cases: &mut Vec<Case>) {
         }
     }
     latent_cases(cases);
+    uneven_cases(cases);
+}
+
+/// Rows whose contexts differ so much that their outputs do.
+const UNEVEN_ROWS: Tolerance = Tolerance {
+    relative_rms: FLOAT.relative_rms,
+    relative_max: 2.0 * FLOAT.relative_max,
+    reason: "as f32 elsewhere, but a token that averages four values gives two to three times the root mean square of all, which \
+             average hundreds, and an error goes with its value",
+};
+
+/// A chunk deep in a context beside one at its start, over the types that f32 and f16 do not stand for.
+fn uneven_cases(cases: &mut Vec<Case>) {
+    for dtype in [KvDtype::Bf16, KvDtype::Fp8E4m3, KvDtype::Int8PerTokenHead] {
+        let rows = vec![(563, 37), (3, 1)];
+        let case = AttentionCase { rows, ..AttentionCase::causal(3, 1, 64, dtype) };
+        push(cases, UNEVEN_ROWS, CaseOp::Attention(case));
+    }
 }
 
 /// Latent attention: keys that are values, heads with matrices of their own, and the widths that DeepSeek's files have.

@@ -221,13 +221,25 @@ impl Linear<'_> {
         let columns = self.arena.slice::<[E; LANES]>(self.matrix.range);
         for first in (0..self.rows.len()).step_by(ROWS_PER_PASS) {
             let rows = first..(first + ROWS_PER_PASS).min(self.rows.len());
-            for panel in self.panels.clone() {
-                let columns = &columns[panel * cols..][..cols];
+            for start in self.panels.clone().step_by(side_by_side(1)) {
+                let panels = start..(start + side_by_side(1)).min(self.panels.end);
                 macro_rules! tile {
                     ($size:literal, $row:expr) => {{
                         let x = std::array::from_fn(|i| &self.x[self.rows.input($row + i) * cols..][..cols]);
-                        let v = plain_tile::<S, E, $size>(s, columns, x);
-                        self.write(s, panel, $row, v);
+                        let mut panel = panels.start;
+                        while panel + side_by_side($size) <= panels.end {
+                            let columns = std::array::from_fn(|p| &columns[(panel + p) * cols..][..cols]);
+                            let v = plain_tile::<S, E, $size, { side_by_side($size) }>(s, columns, x);
+                            for v in v {
+                                self.write(s, panel, $row, v);
+                                panel += 1;
+                            }
+                        }
+                        for panel in panel..panels.end {
+                            let columns = &columns[panel * cols..][..cols];
+                            let [v] = plain_tile::<S, E, $size, 1>(s, [columns], x);
+                            self.write(s, panel, $row, v);
+                        }
                         $size
                     }};
                 }
@@ -280,10 +292,11 @@ fn quantised_tile<S: Simd, B: Block, const M: usize>(
     for (index, block) in blocks.iter().enumerate() {
         for part in 0..B::GROUPS {
             if M <= PREFETCH_ROWS {
-                let part_bytes = size_of::<B>() / B::GROUPS;
-                let at = std::ptr::from_ref(block).cast::<u8>().wrapping_add(part * part_bytes + PREFETCH_BYTES);
-                for offset in (0..part_bytes).step_by(64) {
-                    s.prefetch(at.wrapping_add(offset));
+                // The lines that begin in this part of a block, counted from the block's start.
+                let line = |part: usize| (size_of::<B>() * part / B::GROUPS).div_ceil(64);
+                let ahead = std::ptr::from_ref(block).cast::<u8>().wrapping_add(PREFETCH_BYTES);
+                for line in line(part)..line(part + 1) {
+                    s.prefetch(ahead.wrapping_add(line * 64));
                 }
             }
             let x = x.map(|row| &row[index * B::GROUPS + part]);
@@ -339,15 +352,32 @@ fn group_products<S: Simd, B: Block, const M: usize>(
     acc
 }
 
-/// 16 outputs of `M` rows.
+/// How many panels of floats a tile of `rows` rows takes at a time. A sum is one chain of additions, each of which waits for the one
+/// before: with fewer than about eight of them memory waits, too.
+const fn side_by_side(rows: usize) -> usize {
+    match rows {
+        1 => 4,
+        2 | 4 => 2,
+        _ => 1,
+    }
+}
+
+/// 16 outputs of `M` rows, of each of `P` panels.
 #[inline(always)]
-fn plain_tile<S: Simd, E: Float, const M: usize>(s: S, columns: &[[E; LANES]], x: [&[f32]; M]) -> [S::F; M] {
-    let mut acc = [s.splat(0.0); M];
-    let x = x.map(|row| &row[..columns.len()]);
-    for (k, w) in columns.iter().enumerate() {
-        let w = E::load(s, w);
-        for m in 0..M {
-            acc[m] = s.fma(w, s.splat(x[m][k]), acc[m]);
+fn plain_tile<S: Simd, E: Float, const M: usize, const P: usize>(
+    s: S,
+    columns: [&[[E; LANES]]; P],
+    x: [&[f32]; M],
+) -> [[S::F; M]; P] {
+    let mut acc = [[s.splat(0.0); M]; P];
+    let count = columns[0].len();
+    let (columns, x) = (columns.map(|panel| &panel[..count]), x.map(|row| &row[..count]));
+    for k in 0..count {
+        for p in 0..P {
+            let w = E::load(s, &columns[p][k]);
+            for m in 0..M {
+                acc[p][m] = s.fma(w, s.splat(x[m][k]), acc[p][m]);
+            }
         }
     }
     acc

@@ -81,6 +81,12 @@ impl RowSource for Stacked {
             out.copy_from_slice(&self.0[matrix].rows(rows));
         });
     }
+
+    fn blocks_per_scale(&self) -> usize {
+        let all = || self.0.iter().map(HostTensor::blocks_per_scale);
+        // Of different groups none is taken.
+        all().next().filter(|first| all().all(|blocks| blocks == *first)).unwrap_or(1)
+    }
 }
 
 #[derive(Debug)]
@@ -96,6 +102,10 @@ impl RowSource for Alternate {
         let chosen = both.chunks_exact(row_bytes).skip(self.first).step_by(2);
         out.chunks_exact_mut(row_bytes).zip(chosen).for_each(|(out, row)| out.copy_from_slice(row));
     }
+
+    fn blocks_per_scale(&self) -> usize {
+        self.tensor.blocks_per_scale()
+    }
 }
 
 #[derive(Debug)]
@@ -107,6 +117,10 @@ struct Rows {
 impl RowSource for Rows {
     fn read(&self, rows: Range<usize>, out: &mut [u8]) {
         out.copy_from_slice(&self.tensor.rows(self.first + rows.start..self.first + rows.end));
+    }
+
+    fn blocks_per_scale(&self) -> usize {
+        self.tensor.blocks_per_scale()
     }
 }
 
@@ -146,6 +160,10 @@ impl RowSource for Padded {
                 .copy_from_slice(&self.tensor.rows(matrix * self.rows + stored.start..matrix * self.rows + stored.end));
             padding.fill(0);
         });
+    }
+
+    fn blocks_per_scale(&self) -> usize {
+        self.tensor.blocks_per_scale()
     }
 }
 

@@ -53,6 +53,11 @@ pub trait RowSource: Send + Sync + Debug {
     /// Writes the bytes of the rows `rows`, one after the other, to `out`, which has their length. Rows that share a cache line
     /// of the file should be asked for together.
     fn read(&self, rows: Range<usize>, out: &mut [u8]);
+
+    /// How many neighbouring blocks of a row, from its first on, have one scale and one zero point; 1 where it is not known.
+    fn blocks_per_scale(&self) -> usize {
+        1
+    }
 }
 
 impl HostTensor {
@@ -130,6 +135,14 @@ impl HostTensor {
                 source.read(rows, &mut bytes);
                 Cow::Owned(bytes)
             }
+        }
+    }
+
+    /// See `RowSource::blocks_per_scale`. A backend may keep what they share once.
+    pub fn blocks_per_scale(&self) -> usize {
+        match &self.data {
+            TensorData::Computed(source) => source.blocks_per_scale(),
+            TensorData::Mapped { .. } | TensorData::Owned(_) => 1,
         }
     }
 

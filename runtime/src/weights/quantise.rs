@@ -83,12 +83,24 @@ impl RowSource for Rounded {
             }
         }
     }
+
+    fn blocks_per_scale(&self) -> usize {
+        match self.to {
+            Quantisation::Int4 => int4_group(self.tensor.row_len()) / 32,
+            Quantisation::None | Quantisation::Int8 | Quantisation::Fp8 => 1,
+        }
+    }
+}
+
+/// Inputs that share a scale of 4-bit codes, in rows of so many.
+fn int4_group(cols: usize) -> usize {
+    if cols.is_multiple_of(128) { 128 } else { 32 }
 }
 
 /// Q4_0 blocks whose scales are those of groups. With so few codes it counts which part of the range they cover; with 8 bits it
 /// does not.
 fn int4(values: &[f32], out: &mut [u8]) {
-    let group = if values.len().is_multiple_of(128) { 128 } else { 32 };
+    let group = int4_group(values.len());
     for (values, blocks) in values.chunks_exact(group).zip(out.chunks_exact_mut(group / 32 * 18)) {
         let grid = Grid::closest(values, None, (4, true), WeightFormat::F16);
         for (values, block) in values.chunks_exact(32).zip(blocks.chunks_exact_mut(18)) {

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use super::integers::{Groups, Integers, Place, Zeros};
+use super::integers::{Groups, Integers, Place, Zeros, nibbles};
 use super::settings::{Pattern, Settings};
 use super::source::{CodeType, Source};
 use super::{Matrix, Once, Scheme, fp8};
@@ -217,11 +217,15 @@ fn scale_shapes(rows: usize, groups: usize) -> [Vec<usize>; 3] {
 fn packed_zeros(source: &Source<'_>, name: &str, [rows, groups]: [usize; 2], bits: u32) -> Result<Zeros, LoadError> {
     let per_word = (32 / bits) as usize;
     let tensor = source.codes(name, CodeType::I32, &[rows.div_ceil(per_word), groups])?;
-    let words: Vec<u32> = tensor.words().collect();
-    let mask = (1u32 << bits) - 1;
-    let zero =
-        |group: usize, n: usize| (words[n / per_word * groups + group] >> ((n % per_word) as u32 * bits) & mask) as u8;
-    Ok(Zeros::Each((0..groups).flat_map(|group| (0..rows).map(move |n| (group, n))).map(|(g, n)| zero(g, n)).collect()))
+    let mut zeros = vec![0; groups * rows];
+    for (first, words) in (0..rows).step_by(per_word).zip(tensor.bytes().chunks_exact(4 * groups)) {
+        for (zeros, word) in zeros.chunks_exact_mut(rows).zip(words.as_chunks::<4>().0) {
+            let codes = if bits == 4 { nibbles(u32::from_le_bytes(*word)) } else { bytemuck::cast([*word, [0; 4]]) };
+            let zeros = &mut zeros[first..rows.min(first + per_word)];
+            zeros.copy_from_slice(&codes[..zeros.len()]);
+        }
+    }
+    Ok(Zeros::Each(zeros))
 }
 
 /// # Errors

@@ -199,11 +199,29 @@ fn word_at(bytes: &[u8], index: usize) -> u32 {
 }
 
 /// The eight nibbles of a word, the lowest first.
-fn nibbles(word: u32) -> [u8; 8] {
+pub(super) fn nibbles(word: u32) -> [u8; 8] {
     let mut wide = u64::from(word);
     wide = (wide | wide << 16) & 0x0000_ffff_0000_ffff;
     wide = (wide | wide << 8) & 0x00ff_00ff_00ff_00ff;
     ((wide | wide << 4) & 0x0f0f_0f0f_0f0f_0f0f).to_le_bytes()
+}
+
+/// Codes in pairs of neighbours, the first of two lower, as pairs of codes half a block apart.
+fn halves_apart(pairs: [u8; BLOCK / 2]) -> [u8; BLOCK / 2] {
+    const LOW: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+    let [first, second] = bytemuck::cast::<_, [[u8; 8]; 2]>(pairs).map(u64::from_le_bytes);
+    let even = first & LOW | (second & LOW) << 4;
+    let odd = first >> 4 & LOW | second & !LOW;
+    // Four bytes, a byte apart.
+    let spread = |x: u64| {
+        let x = (x | x << 16) & 0x0000_ffff_0000_ffff;
+        (x | x << 8) & 0x00ff_00ff_00ff_00ff
+    };
+    let four = |shift: u32| {
+        let [even, odd] = [even, odd].map(|x| spread(x >> shift & u64::from(u32::MAX)));
+        (even | odd << 8).to_le_bytes()
+    };
+    bytemuck::cast([four(0), four(32)])
 }
 
 /// Its rows in a format.
@@ -236,33 +254,66 @@ impl Rows {
             }));
         }
     }
+
+    /// Writes a row of 4-bit codes in words along the row, with the first `HEAD` bytes of heads: what most checkpoints are.
+    fn read_words<const HEAD: usize>(&self, words: &[u8], heads: &[Head], out: &mut [u8]) {
+        let blocks = out.chunks_exact_mut(HEAD + BLOCK / 2);
+        let codes = words.as_chunks::<{ BLOCK / 2 }>().0;
+        for ((out, codes), &group) in blocks.zip(codes).zip(&self.integers.groups.of_block) {
+            let (head, stored) = out.split_at_mut(HEAD);
+            head.copy_from_slice(&heads[group as usize][..HEAD]);
+            stored.copy_from_slice(&halves_apart(*codes));
+        }
+    }
+
+    /// Writes some rows of codes in any place.
+    fn read_blocks(&self, bytes: &[u8], first: usize, heads: &[Head], out: &mut [u8]) {
+        let Integers { groups, .. } = &self.integers;
+        let block_bytes = self.format.block_bytes();
+        let row_bytes = groups.of_block.len() * block_bytes;
+        let count = out.len() / row_bytes;
+        let mut eight = Eight { of: None, codes: [[0; BLOCK]; 8] };
+        for (block, &group) in groups.of_block.iter().enumerate() {
+            let heads = &heads[group as usize * count..][..count];
+            for (i, (head, out)) in heads.iter().zip(out.chunks_exact_mut(row_bytes)).enumerate() {
+                let codes = self.integers.block(bytes, first + i, block, &mut eight);
+                write_block(self.format, head, &codes, &mut out[block * block_bytes..][..block_bytes]);
+            }
+        }
+    }
 }
 
 impl RowSource for Rows {
     fn read(&self, rows: Range<usize>, out: &mut [u8]) {
-        let Integers { codes, scales, groups, place, .. } = &self.integers;
-        let block_bytes = self.format.block_bytes();
-        let row_bytes = groups.of_block.len() * block_bytes;
+        let Integers { shape, codes, scales, groups, place, .. } = &self.integers;
+        let row_bytes = groups.of_block.len() * self.format.block_bytes();
         let together = match place {
             Place::InputWords | Place::InterleavedWords => TOGETHER,
             Place::RowWords | Place::RowBytes => 1,
         };
         let bytes = codes.bytes();
-        let mut eight = Eight { of: None, codes: [[0; BLOCK]; 8] };
         let mut heads = Vec::new();
         scales.with(|scale| {
             for (first, out) in rows.step_by(together).zip(out.chunks_mut(together * row_bytes)) {
                 let count = out.len() / row_bytes;
                 self.heads(first..first + count, scale, &mut heads);
-                for (block, &group) in groups.of_block.iter().enumerate() {
-                    let heads = &heads[group as usize * count..][..count];
-                    for (i, (head, out)) in heads.iter().zip(out.chunks_exact_mut(row_bytes)).enumerate() {
-                        let codes = self.integers.block(bytes, first + i, block, &mut eight);
-                        write_block(self.format, head, &codes, &mut out[block * block_bytes..][..block_bytes]);
-                    }
+                let words = || &bytes[first * shape[1] / 2..][..shape[1] / 2];
+                match (self.format, place, &groups.order) {
+                    (WeightFormat::Q4_0, Place::RowWords, None) => self.read_words::<2>(words(), &heads, out),
+                    (WeightFormat::Int4, Place::RowWords, None) => self.read_words::<3>(words(), &heads, out),
+                    _ => self.read_blocks(bytes, first, &heads, out),
                 }
             }
         });
+    }
+
+    fn blocks_per_scale(&self) -> usize {
+        let of_block = &self.integers.groups.of_block;
+        let share = |count: &usize| {
+            let runs = of_block.chunks_exact(*count);
+            runs.remainder().is_empty() && runs.into_iter().all(|run| run.iter().all(|group| *group == run[0]))
+        };
+        [16, 8, 4, 2].into_iter().find(share).unwrap_or(1)
     }
 }
 

@@ -1,8 +1,10 @@
 //! What panels are made of: blocks of one group of 16 rows, one row per vector lane, and plain floats. `super_block` has those of
-//! eight groups.
+//! eight groups, `shared_block` those of four.
 //!
 //! Invariant: a block holds codes and numbers as the format defines them, so that `value = (code - zero) * scale + min` is
 //! exact up to that one rounding. Used by `repack` (places) and `linear` (products).
+
+use std::ops::Neg;
 
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
@@ -14,18 +16,19 @@ use crate::weights::format::{FP4_DOUBLED, IQ4_VALUES};
 pub(in super::super) const GROUP: usize = 32;
 
 /// One group of one row, in the common form: `value = (code - zero) * (scale * step) + min * min_step`, steps by half.
-pub(in super::super) struct Group {
+pub(in super::super) struct Group<F> {
     /// Nibbles where the block has a table, else codes.
     pub(in super::super) codes: [u8; GROUP],
-    pub(in super::super) scale: f32,
+    pub(in super::super) scale: F,
     pub(in super::super) steps: [i8; 2],
-    pub(in super::super) min: f32,
+    pub(in super::super) min: F,
     pub(in super::super) min_steps: [i8; 2],
-    pub(in super::super) zero: f32,
+    pub(in super::super) zero: u8,
 }
 
 /// Some groups of 16 rows. Codes lie as vectors of 16 lanes x 4 consecutive elements.
 pub(in super::super) trait Block: Pod {
+    type Scale: Scale;
     /// How many groups.
     const GROUPS: usize;
     /// Minima are stored, and the zero point is 0.
@@ -37,15 +40,47 @@ pub(in super::super) trait Block: Pod {
     /// Codes are below 32.
     const SMALL: bool;
     /// Sets the `index`-th group of one row.
-    fn set(&mut self, lane: usize, index: usize, group: &Group);
+    fn set(&mut self, lane: usize, index: usize, group: &Group<Self::Scale>);
     /// The codes are those that `codes` gives.
-    fn get(&self, lane: usize, index: usize) -> Group;
+    fn get(&self, lane: usize, index: usize) -> Group<Self::Scale>;
     /// Elements `4 i .. 4 i + 4` of all lanes at index i.
     fn codes<S: Simd>(&self, s: S, index: usize) -> [S::B; 8];
     fn scale<S: Simd>(&self, s: S, index: usize, half: usize) -> S::F;
     fn min<S: Simd>(&self, s: S, index: usize, half: usize) -> S::F;
     fn zero<S: Simd>(&self, s: S) -> S::F;
 }
+
+/// A stored scale or minimum. Files have most of them in f16, and f16 stays as it is: a conversion for each group there and back
+/// took as long as moving its codes.
+pub(in super::super) trait Scale: Float + Neg<Output = Self> {
+    const ZERO: Self;
+    fn from_f16(x: f16) -> Self;
+}
+
+impl Scale for f32 {
+    const ZERO: Self = 0.0;
+    fn from_f16(x: f16) -> Self {
+        x.to_f32()
+    }
+}
+
+impl Scale for f16 {
+    const ZERO: Self = Self::ZERO;
+    fn from_f16(x: f16) -> Self {
+        x
+    }
+}
+
+/// Zero points as they are stored.
+pub(super) const ZEROS: [f16; 256] = {
+    let mut zeros = [f16::ZERO; 256];
+    let mut i = 0;
+    while i < 256 {
+        zeros[i] = f16::from_f32_const(i as f32);
+        i += 1;
+    }
+    zeros
+};
 
 /// A stored float: of a scale, or of a matrix that is not quantised.
 pub(in super::super) trait Float: Pod {
@@ -194,32 +229,33 @@ macro_rules! block {
         }
 
         impl Block for $name {
+            type Scale = $float;
             const GROUPS: usize = 1;
             const HAS_MIN: bool = $mins > 0;
             const HAS_ZERO: bool = $zeros > 0;
             const HALVES: usize = 1;
             const SMALL: bool = is_small($vectors, $table);
 
-            fn set(&mut self, lane: usize, _index: usize, group: &Group) {
-                self.scales[lane] = Float::from_f32(group.scale);
+            fn set(&mut self, lane: usize, _index: usize, group: &Group<$float>) {
+                self.scales[lane] = group.scale;
                 for mins in &mut self.mins {
-                    mins[lane] = Float::from_f32(group.min);
+                    mins[lane] = group.min;
                 }
                 for zeros in &mut self.zeros {
-                    zeros[lane] = f16::from_f32(group.zero);
+                    zeros[lane] = ZEROS[usize::from(group.zero)];
                 }
                 self.codes.set(lane, &group.codes);
             }
 
             #[inline(always)]
-            fn get(&self, lane: usize, _index: usize) -> Group {
+            fn get(&self, lane: usize, _index: usize) -> Group<$float> {
                 Group {
                     codes: self.codes.get(lane, $table),
-                    scale: self.scales[lane].to_f32(),
+                    scale: self.scales[lane],
                     steps: [1; 2],
-                    min: self.mins.first().map_or(0.0, |mins| mins[lane].to_f32()),
+                    min: self.mins.first().map_or(Scale::ZERO, |mins| mins[lane]),
                     min_steps: [1; 2],
-                    zero: self.zeros.first().map_or(0.0, |zeros| zeros[lane].to_f32()),
+                    zero: self.zeros.first().map_or(0, |zeros| zeros[lane].to_f32() as u8),
                 }
             }
 

@@ -1,12 +1,13 @@
 //! Weight matrices as the kernels want them: panels of 16 output rows, one row per vector lane, repacked once at upload.
 //!
 //! Invariant: repacking changes places, never values: codes, scales, minima and zero points are those of the file (exact in
-//! f16), so that `value = (code - zero) * scale + min` is the format's own definition. A few block types (`block`, `super_block`)
+//! f16), so that `value = (code - zero) * scale + min` is the format's own definition. A few block types (`block`, `super_block`, `shared_block`)
 //! serve all formats; a format is one arm of `group` and one of `Kind::of`. Rows are padded to 16 with
 //! zeros.
 
 mod block;
 mod group;
+mod shared_block;
 mod super_block;
 
 use std::borrow::Cow;
@@ -16,6 +17,7 @@ use block::Group;
 pub(super) use block::{
     Block, Byte, ByteMin, ByteZeroF32, E4M3_UNIT, Float, Fp4F32, Fp8, GROUP, Iq4, Nibble, NibbleMin, NibbleZero,
 };
+pub(super) use shared_block::{NibbleShared, NibbleZeroShared};
 pub(super) use super_block::{ByteHalvesK, ByteMinK, Iq4K, NibbleHalvesK, NibbleHalvesMinK, NibbleMinK};
 
 use super::memory::{Arena, ArenaRange, Shared};
@@ -29,6 +31,8 @@ pub(super) enum Kind {
     Nibble,
     NibbleMin,
     NibbleZero,
+    NibbleShared,
+    NibbleZeroShared,
     Byte,
     ByteMin,
     ByteZeroF32,
@@ -48,8 +52,11 @@ pub(super) enum Kind {
 
 impl Kind {
     /// The kind, and the zero point's binary logarithm where neither minima nor zero points are stored.
-    fn of(format: WeightFormat) -> (Self, u32) {
-        match format {
+    fn of(tensor: &HostTensor) -> (Self, u32) {
+        let is_shared = tensor.blocks_per_scale().is_multiple_of(shared_block::GROUPS);
+        match tensor.format {
+            WeightFormat::Q4_0 if is_shared => (Self::NibbleShared, 3),
+            WeightFormat::Int4 if is_shared => (Self::NibbleZeroShared, 0),
             WeightFormat::F32 => (Self::F32, 0),
             WeightFormat::F16 => (Self::F16, 0),
             WeightFormat::Bf16 => (Self::Bf16, 0),
@@ -97,7 +104,7 @@ macro_rules! with_kind {
     };
     ($kind:expr, $block:ident => $quantised:expr, $float:ident => $plain:expr, E4M3 => $e4m3:expr) => {
         $crate::backend::cpu::repack::with_kind!(@ $kind, $block, $quantised, $float, $plain, $e4m3,
-            [Nibble NibbleMin NibbleZero Byte ByteMin ByteZeroF32 NibbleMinK ByteMinK NibbleHalvesK
+            [Nibble NibbleMin NibbleZero NibbleShared NibbleZeroShared Byte ByteMin ByteZeroF32 NibbleMinK ByteMinK NibbleHalvesK
             NibbleHalvesMinK ByteHalvesK Iq4 Iq4K Fp4F32], [F16 = half::f16, Bf16 = half::bf16, F32 = f32])
     };
 }
@@ -123,7 +130,7 @@ impl Matrix {
     /// # Errors
     /// Out of memory.
     pub(super) fn reserve(tensor: &HostTensor, arena: &mut Arena) -> Result<Self, DeviceError> {
-        let (kind, zero_bits) = Kind::of(tensor.format);
+        let (kind, zero_bits) = Kind::of(tensor);
         let (rows, cols) = (tensor.num_rows(), tensor.row_len());
         let num_panels = rows.div_ceil(LANES);
         let panel_bytes = with_kind!(kind,
@@ -167,13 +174,17 @@ impl Matrix {
 
     fn pack_quantised<B: Block>(&self, tensor: &HostTensor, panels: Range<usize>, out: Shared) {
         let count = self.cols / GROUP / B::GROUPS;
+        let (block_bytes, per_block) = (tensor.format.block_bytes(), tensor.format.block_len() / GROUP);
         for panel in panels {
             // SAFETY: the caller gives each panel to one thread, and nobody reads before the upload is over.
             let blocks = unsafe { out.slice_mut::<B>(panel * count * size_of::<B>(), count) };
             self.for_rows(tensor, panel, |lane, row| {
-                for (index, block) in blocks.iter_mut().enumerate() {
-                    for part in 0..B::GROUPS {
-                        block.set(lane, part, &Group::read(tensor.format, row, index * B::GROUPS + part));
+                let mut index = 0;
+                for bytes in row.chunks_exact(block_bytes) {
+                    for part in 0..per_block {
+                        let group = Group::read(tensor.format, bytes, part);
+                        blocks[index / B::GROUPS].set(lane, index % B::GROUPS, &group);
+                        index += 1;
                     }
                 }
             });
@@ -222,11 +233,13 @@ impl Matrix {
             for (block, out) in blocks.iter().zip(out.chunks_exact_mut(GROUP * B::GROUPS)) {
                 for (part, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
                     let group = block.get(lane, part);
-                    let zero = if B::HAS_MIN || B::HAS_ZERO { group.zero } else { (1u32 << self.zero_bits) as f32 };
+                    let has_own_zero = B::HAS_MIN || B::HAS_ZERO;
+                    let zero = if has_own_zero { f32::from(group.zero) } else { (1u32 << self.zero_bits) as f32 };
+                    let (scale, min) = (group.scale.to_f32(), group.min.to_f32());
                     for (i, x) in out.iter_mut().enumerate() {
                         let half = i * 2 / GROUP;
-                        let value = (f32::from(group.codes[i]) - zero) * (group.scale * f32::from(group.steps[half]));
-                        *x = if B::HAS_MIN { value + group.min * f32::from(group.min_steps[half]) } else { value };
+                        let value = (f32::from(group.codes[i]) - zero) * (scale * f32::from(group.steps[half]));
+                        *x = if B::HAS_MIN { value + min * f32::from(group.min_steps[half]) } else { value };
                     }
                 }
             }

@@ -32,15 +32,16 @@ macro_rules! super_block {
         }
 
         impl Block for $name {
+            type Scale = f16;
             const GROUPS: usize = GROUPS;
             const HAS_MIN: bool = $mins > 0;
             const HAS_ZERO: bool = false;
             const HALVES: usize = $halves;
             const SMALL: bool = is_small($vectors, $table);
 
-            fn set(&mut self, lane: usize, index: usize, group: &Group) {
-                self.scale[lane] = f16::from_f32(group.scale);
-                self.min[lane] = f16::from_f32(group.min);
+            fn set(&mut self, lane: usize, index: usize, group: &Group<f16>) {
+                self.scale[lane] = group.scale;
+                self.min[lane] = group.min;
                 for (steps, step) in self.steps[index].iter_mut().zip(group.steps) {
                     steps[lane] = step;
                 }
@@ -51,17 +52,17 @@ macro_rules! super_block {
             }
 
             #[inline(always)]
-            fn get(&self, lane: usize, index: usize) -> Group {
+            fn get(&self, lane: usize, index: usize) -> Group<f16> {
                 let (steps, min_steps) = (&self.steps[index], &self.min_steps[index]);
                 Group {
                     codes: self.codes[index].get(lane, $table),
-                    scale: self.scale[lane].to_f32(),
+                    scale: self.scale[lane],
                     steps: std::array::from_fn(|half| steps[half.min($halves - 1)][lane]),
-                    min: self.min[lane].to_f32(),
+                    min: self.min[lane],
                     min_steps: std::array::from_fn(|half| {
                         min_steps.get(half).or(min_steps.first()).map_or(0, |steps| steps[lane])
                     }),
-                    zero: 0.0,
+                    zero: 0,
                 }
             }
 

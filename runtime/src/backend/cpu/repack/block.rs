@@ -1,5 +1,5 @@
-//! What panels are made of: blocks of one group of 16 rows, one row per vector lane, and plain floats. `super_block` has those of
-//! eight groups, `shared_block` those of four.
+//! What panels are made of: blocks of one group of 16 rows, or of four that share their scales, one row per vector lane, and plain floats. `super_block` has those of
+//! eight groups whose scales are small integers.
 //!
 //! Invariant: a block holds codes and numbers as the format defines them, so that `value = (code - zero) * scale + min` is
 //! exact up to that one rounding. Used by `repack` (places) and `linear` (products).
@@ -72,7 +72,7 @@ impl Scale for f16 {
 }
 
 /// Zero points as they are stored.
-pub(super) const ZEROS: [f16; 256] = {
+const ZEROS: [f16; 256] = {
     let mut zeros = [f16::ZERO; 256];
     let mut i = 0;
     while i < 256 {
@@ -211,13 +211,13 @@ pub(super) const fn is_small(vectors: usize, table: Option<[u8; 16]>) -> bool {
         }
 }
 
-/// Declares a block of one group: scale type; minima and zero points per group; code vectors (4: two elements per byte) and what
-/// nibbles stand for, where they are not the codes themselves.
+/// Declares a block: scale type; groups, which share scale, minimum and zero point; minima and zero points; code vectors of a group
+/// (4: two elements per byte) and what nibbles stand for, where they are not the codes themselves.
 macro_rules! block {
-    ($name:ident, $float:ty, [$mins:literal, $zeros:literal], $vectors:literal) => {
-        block!($name, $float, [$mins, $zeros], $vectors, None);
+    ($name:ident, $float:ty, $groups:expr, [$mins:literal, $zeros:literal], $vectors:literal) => {
+        block!($name, $float, $groups, [$mins, $zeros], $vectors, None);
     };
-    ($name:ident, $float:ty, [$mins:literal, $zeros:literal], $vectors:literal, $table:expr) => {
+    ($name:ident, $float:ty, $groups:expr, [$mins:literal, $zeros:literal], $vectors:literal, $table:expr) => {
         #[derive(Clone, Copy, Pod, Zeroable)]
         #[repr(C)]
         pub(in super::super) struct $name {
@@ -225,32 +225,36 @@ macro_rules! block {
             mins: [[$float; LANES]; $mins],
             /// Small integers, exact in f16.
             zeros: [[f16; LANES]; $zeros],
-            codes: Codes<$vectors>,
+            codes: [Codes<$vectors>; $groups],
         }
 
         impl Block for $name {
             type Scale = $float;
-            const GROUPS: usize = 1;
+            const GROUPS: usize = $groups;
             const HAS_MIN: bool = $mins > 0;
             const HAS_ZERO: bool = $zeros > 0;
             const HALVES: usize = 1;
             const SMALL: bool = is_small($vectors, $table);
 
-            fn set(&mut self, lane: usize, _index: usize, group: &Group<$float>) {
+            fn set(&mut self, lane: usize, index: usize, group: &Group<$float>) {
+                debug_assert!(index == 0 || self.scales[lane] == group.scale, "groups that share a scale");
                 self.scales[lane] = group.scale;
                 for mins in &mut self.mins {
+                    debug_assert!(index == 0 || mins[lane] == group.min, "groups that share a minimum");
                     mins[lane] = group.min;
                 }
                 for zeros in &mut self.zeros {
-                    zeros[lane] = ZEROS[usize::from(group.zero)];
+                    let zero = ZEROS[usize::from(group.zero)];
+                    debug_assert!(index == 0 || zeros[lane] == zero, "groups that share a zero point");
+                    zeros[lane] = zero;
                 }
-                self.codes.set(lane, &group.codes);
+                self.codes[index].set(lane, &group.codes);
             }
 
             #[inline(always)]
-            fn get(&self, lane: usize, _index: usize) -> Group<$float> {
+            fn get(&self, lane: usize, index: usize) -> Group<$float> {
                 Group {
-                    codes: self.codes.get(lane, $table),
+                    codes: self.codes[index].get(lane, $table),
                     scale: self.scales[lane],
                     steps: [1; 2],
                     min: self.mins.first().map_or(Scale::ZERO, |mins| mins[lane]),
@@ -260,8 +264,8 @@ macro_rules! block {
             }
 
             #[inline(always)]
-            fn codes<S: Simd>(&self, s: S, _index: usize) -> [S::B; 8] {
-                self.codes.load(s, $table)
+            fn codes<S: Simd>(&self, s: S, index: usize) -> [S::B; 8] {
+                self.codes[index].load(s, $table)
             }
 
             #[inline(always)]
@@ -288,14 +292,20 @@ macro_rules! block {
     };
 }
 
-block!(Nibble, f16, [0, 0], 4);
-block!(NibbleMin, f16, [1, 0], 4);
-block!(NibbleZero, f16, [0, 1], 4);
-block!(Byte, f16, [0, 0], 8);
-block!(ByteMin, f16, [1, 0], 8);
-block!(ByteZeroF32, f32, [0, 1], 8);
-block!(Iq4, f16, [0, 0], 4, Some(IQ4_CODES));
-block!(Fp4F32, f32, [0, 0], 4, Some(FP4_CODES));
+/// Groups that share their scales: those of 4-bit checkpoints with a scale, and maybe a zero point, for each 128 inputs. 4.1 bits for
+/// a weight instead of 4.5, with zero points 4.3 instead of 5.
+pub(super) const SHARED: usize = 4;
+
+block!(Nibble, f16, 1, [0, 0], 4);
+block!(NibbleMin, f16, 1, [1, 0], 4);
+block!(NibbleZero, f16, 1, [0, 1], 4);
+block!(NibbleShared, f16, SHARED, [0, 0], 4);
+block!(NibbleZeroShared, f16, SHARED, [0, 1], 4);
+block!(Byte, f16, 1, [0, 0], 8);
+block!(ByteMin, f16, 1, [1, 0], 8);
+block!(ByteZeroF32, f32, 1, [0, 1], 8);
+block!(Iq4, f16, 1, [0, 0], 4, Some(IQ4_CODES));
+block!(Fp4F32, f32, 1, [0, 0], 4, Some(FP4_CODES));
 
 /// One group of 16 rows of E4M3, which is multiplied as f32. Values are decoded in registers, 2^8 too small; the scales are
 /// 2^8 times the file's.

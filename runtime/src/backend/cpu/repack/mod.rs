@@ -1,13 +1,12 @@
 //! Weight matrices as the kernels want them: panels of 16 output rows, one row per vector lane, repacked once at upload.
 //!
 //! Invariant: repacking changes places, never values: codes, scales, minima and zero points are those of the file (exact in
-//! f16), so that `value = (code - zero) * scale + min` is the format's own definition. A few block types (`block`, `super_block`, `shared_block`)
+//! f16), so that `value = (code - zero) * scale + min` is the format's own definition. A few block types (`block`, `super_block`)
 //! serve all formats; a format is one arm of `group` and one of `Kind::of`. Rows are padded to 16 with
 //! zeros.
 
 mod block;
 mod group;
-mod shared_block;
 mod super_block;
 
 use std::borrow::Cow;
@@ -15,9 +14,9 @@ use std::ops::Range;
 
 use block::Group;
 pub(super) use block::{
-    Block, Byte, ByteMin, ByteZeroF32, E4M3_UNIT, Float, Fp4F32, Fp8, GROUP, Iq4, Nibble, NibbleMin, NibbleZero,
+    Block, Byte, ByteMin, ByteZeroF32, E4M3_UNIT, Float, Fp4F32, Fp8, GROUP, Iq4, Nibble, NibbleMin, NibbleShared,
+    NibbleZero, NibbleZeroShared,
 };
-pub(super) use shared_block::{NibbleShared, NibbleZeroShared};
 pub(super) use super_block::{ByteHalvesK, ByteMinK, Iq4K, NibbleHalvesK, NibbleHalvesMinK, NibbleMinK};
 
 use super::memory::{Arena, ArenaRange, Shared};
@@ -53,7 +52,7 @@ pub(super) enum Kind {
 impl Kind {
     /// The kind, and the zero point's binary logarithm where neither minima nor zero points are stored.
     fn of(tensor: &HostTensor) -> (Self, u32) {
-        let is_shared = tensor.blocks_per_scale().is_multiple_of(shared_block::GROUPS);
+        let is_shared = tensor.blocks_per_scale().is_multiple_of(block::SHARED);
         match tensor.format {
             WeightFormat::Q4_0 if is_shared => (Self::NibbleShared, 3),
             WeightFormat::Int4 if is_shared => (Self::NibbleZeroShared, 0),
